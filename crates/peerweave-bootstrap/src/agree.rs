@@ -33,17 +33,20 @@ pub enum Members<'a> {
 pub struct Failure {
     /// The error message.
     pub reason: String,
-    /// Whether another PE caused this failure. If several PEs fail in the same round of [`agree`],
-    /// the error names a PE whose failure no other PE caused, if there is such a PE.
+    /// Whether this failure is only a consequence of another PE's failure. If several PEs fail in
+    /// the same round of [`agree`], the error on the other PEs names one failed PE. This PE is the
+    /// first member for which this field is `false`. If the field is `true` for all failed PEs, the
+    /// error names the first failed member.
     pub is_consequence: bool,
 }
 
 /// The reason why a call of [`agree`] failed.
 #[derive(Debug)]
 pub enum Disagreement {
-    /// This PE passed a failure as its outcome. The other PEs have been notified of the failure.
+    /// This PE called [`agree`] with a [`Failure`] as `outcome`. The other PEs have been notified
+    /// of the failure.
     Own,
-    /// Another PE passed a failure as its outcome, or sent invalid data.
+    /// Another PE called [`agree`] with a [`Failure`] as `outcome`, or sent invalid data.
     Failed {
         /// The PE that failed.
         pe: Pe,
@@ -61,9 +64,10 @@ pub enum Disagreement {
         /// Description of the call that `other` made.
         other_has: String,
     },
-    /// The rendezvous failed. If the PEs passed different labels with [`Members::All`], all PEs get
-    /// [`BootstrapError::Mismatch`]. After any other error, the round may have succeeded on other
-    /// PEs, and other PEs may not have received the outcome of this PE.
+    /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. With
+    /// [`Members::All`], if the PEs passed different labels, all PEs get
+    /// [`BootstrapError::Mismatch`]. After any other error, [`agree`] may have succeeded on other
+    /// PEs. Some PEs may also lack the `outcome` that this PE passed to [`agree`].
     Rendezvous(BootstrapError),
 }
 

@@ -12,8 +12,8 @@ use std::process::{Command, Stdio};
 pub enum Core {
     /// Source code, which is compiled together with the kernels.
     Sources,
-    /// Precompiled code, which lacks the functions that panics call. Kernels must therefore not
-    /// contain panics.
+    /// Precompiled code. The functions that implement a panic are missing, so kernels must not
+    /// contain code that can panic.
     Compiled,
 }
 
@@ -54,8 +54,9 @@ impl Toolchain {
         Self::choose(&candidates())
     }
 
-    /// Returns the first compiler in `candidates` with the sources of `core`. If there is none,
-    /// returns the first compiler with a precompiled `core`.
+    /// Examines the compilers at the paths `candidates`. Returns the first compiler that has the
+    /// sources of `core`. If no compiler has these sources, returns the first compiler that has a
+    /// precompiled `core`.
     pub(crate) fn choose(candidates: &[PathBuf]) -> Result<Self, Problem> {
         let mut compiled = None;
         let mut looked_at = Vec::new();

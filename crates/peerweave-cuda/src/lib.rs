@@ -40,7 +40,8 @@ pub use peerweave_driver::launch::LaunchConfig;
 pub use route::{Explanation, Forced, ForcedError, Method, Provider, Query, Route, RouteTable, RoutesError, Timing};
 pub use team::Team;
 
-/// Checks at compile time that these types can be shared between threads.
+/// Checks at compile time that `Gpu`, `Symmetric`, `Stream`, `Team`, `Cuda` and `Collectives` are
+/// `Send` and `Sync`, so that threads can share values of these types.
 const _: () = {
     const fn shared<T: Send + Sync>() {}
     shared::<Gpu>();

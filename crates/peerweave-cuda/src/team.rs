@@ -162,9 +162,9 @@ impl Gpu {
         let parts = parts.ok_or_else(|| {
             misuse(
                 call,
-                "the message of another PE",
-                "a message in an unknown format",
-                "a message from the same version of Peerweave",
+                "the data that another PE sent for this call",
+                "in an unknown format",
+                "data from the same version of Peerweave",
             )
         })?;
         if let Some(pe) = parts.iter().position(|part| part.call != own.call) {
@@ -178,7 +178,9 @@ impl Gpu {
         let free = parts.iter().fold(u64::MAX, |bits, part| bits & part.free);
         if free == 0 {
             let most = inner.teams.numbers().len() - 1;
-            let expected = format!("at most {most} on any PE (GpuOptions::teams); destroy a team first (Team::destroy)");
+            let expected = format!(
+                "at most {most} (GpuOptions::teams), counted over all PEs of this call; destroy a team first (Team::destroy)"
+            );
             return Err(misuse(call, "the number of teams", most + 1, &expected));
         }
         let number = free.trailing_zeros();
@@ -199,8 +201,8 @@ impl Gpu {
         }))
     }
 
-    /// Sets the synchronisation lines of a new team on this PE to zero, and writes the team's entry
-    /// to the team table.
+    /// Sets up a new team on this PE. Sets the team's synchronisation lines to zero: members write
+    /// to these lines to synchronise. Then writes the team's entry to the team table.
     fn make(&self, number: u32, color: u64, parents: &[Pe], parts: &[Part]) -> Result<Arc<Members>, CudaError> {
         let inner = &*self.0;
         let mut ranks: Vec<usize> = (0..parts.len()).filter(|rank| parts[*rank].color == Some(color)).collect();

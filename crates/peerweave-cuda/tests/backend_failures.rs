@@ -87,7 +87,7 @@ fn one_is_killed(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn error_names_the_late_pe_that_made_another_pe_exit() {
+fn error_blames_the_late_pe_instead_of_the_pe_that_gave_up() {
     let _ = Fakes::new().cuda().run_with_victims(3, &[1], |child| one_is_late(&child));
 }
 

@@ -50,12 +50,12 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn gpu_end_releases_all_handles_of_the_rendezvous() {
+fn ended_gpu_holds_no_handle_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("the GPU ends without an error")));
 }
 
 #[test]
-fn gpu_end_returns_after_modules_are_unloaded() {
+fn ended_gpu_has_unloaded_all_its_modules() {
     fakes().run(|| {
         for _ in 0..20 {
             pes_that_may_fail(1, options(), |gpu| {
@@ -71,12 +71,12 @@ fn gpu_end_returns_after_modules_are_unloaded() {
 }
 
 #[test]
-fn gpu_drop_releases_all_handles_of_the_rendezvous() {
+fn dropped_gpu_holds_no_handle_of_the_rendezvous() {
     fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
-fn gpu_drop_with_work_in_flight_releases_the_rendezvous() {
+fn gpu_dropped_while_a_kernel_runs_holds_no_rendezvous_handle() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {
@@ -95,7 +95,7 @@ fn gpu_drop_with_work_in_flight_releases_the_rendezvous() {
 }
 
 #[test]
-fn gpu_end_while_other_gpu_handles_exist_is_misuse() {
+fn ending_a_gpu_is_misuse_while_its_memory_or_streams_exist() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");
@@ -111,7 +111,7 @@ fn gpu_end_while_other_gpu_handles_exist_is_misuse() {
 }
 
 #[test]
-fn gpu_end_after_a_failed_kernel_returns_the_kernel_error() {
+fn ending_a_gpu_returns_the_error_of_a_failed_kernel() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {

@@ -186,7 +186,7 @@ fn call_that_needs_memory_of_another_host_is_refused() {
 }
 
 #[test]
-fn messages_all_to_all_v_and_reduce_fn_work_across_hosts() {
+fn sends_and_custom_reductions_across_hosts_are_correct() {
     fakes().run(|| {
         for hosts in [&["a", "a", "b"][..], &["b", "a", "b", "a"], &["a", "b", "c"]] {
             worlds(hosts, |world| {

@@ -113,7 +113,7 @@ fn if_pes_pass_different_lists_then_team_of_fails_on_all_pes() {
 }
 
 #[test]
-fn team_of_timeout_names_the_late_pe_and_a_retry_succeeds() {
+fn retry_of_team_of_succeeds_after_a_timeout_names_the_late_pe() {
     Fakes::new().cuda().run(|| {
         let failed = AtomicUsize::new(0);
         worlds(3, options().deadline(Duration::from_secs(5)), |world| {

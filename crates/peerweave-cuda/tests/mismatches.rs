@@ -36,7 +36,7 @@ fn differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Result<()> + S
 }
 
 #[test]
-fn split_strided_calls_with_different_shapes_mismatch() {
+fn split_strided_calls_with_different_shapes_are_a_mismatch() {
     let split = |world: &World, start, stride, size| world.team().split_strided(TeamShape { start, stride, size }).map(drop);
     Fakes::new().cuda().run(|| {
         differ(
@@ -50,7 +50,7 @@ fn split_strided_calls_with_different_shapes_mismatch() {
 }
 
 #[test]
-fn splits_by_different_functions_or_x_ranges_mismatch() {
+fn splits_with_different_calls_or_arguments_are_a_mismatch() {
     Fakes::new().cuda().run(|| {
         differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
             world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
@@ -63,7 +63,7 @@ fn splits_by_different_functions_or_x_ranges_mismatch() {
 }
 
 #[test]
-fn allocations_of_different_types_or_lengths_mismatch() {
+fn allocations_of_different_types_or_lengths_are_a_mismatch() {
     Fakes::new().cuda().run(|| {
         let (eight, sixteen) = (
             "alloc of 8 elements of f64 aligned to 64 bytes, not zeroed",
@@ -81,7 +81,7 @@ fn allocations_of_different_types_or_lengths_mismatch() {
 }
 
 #[test]
-fn split_of_a_team_ignores_the_calls_of_other_pes() {
+fn split_of_one_team_ignores_the_calls_of_other_teams() {
     Fakes::new().cuda().run(|| {
         common::worlds(4, options(), |world| {
             let me = world.my_pe().get();
@@ -129,7 +129,7 @@ fn collectives_differ(odd: &str, others: &str, call: impl Fn(&World, bool) -> Re
 }
 
 #[test]
-fn collectives_of_different_kinds_or_lengths_mismatch() {
+fn collectives_of_different_kinds_or_lengths_are_a_mismatch() {
     let sum = |world: &World, len| world.team().all_reduce_in_place_blocking(&mut vec![1.0f32; len], ReduceOp::Sum);
     Fakes::new().cuda().run(|| {
         collectives_differ(
@@ -158,7 +158,7 @@ fn collectives_of_different_kinds_or_lengths_mismatch() {
 }
 
 #[test]
-fn queued_collectives_with_different_types_or_roots_mismatch() {
+fn queued_calls_with_different_types_or_roots_are_a_mismatch() {
     Fakes::new().cuda().run(|| {
         collectives_differ(
             "broadcast of 4 elements of u8 with root 1",
@@ -209,7 +209,7 @@ fn messages_differ(sent: &str, received: &str, call: impl Fn(&World, u32) -> Res
 }
 
 #[test]
-fn send_and_receive_of_different_lengths_or_types_mismatch() {
+fn send_and_receive_of_unequal_lengths_or_types_is_a_mismatch() {
     Fakes::new().cuda().run(|| {
         // Short messages are sent as 16-byte lines, and long messages through rings.
         for (sent, received) in [(3, 5), (5, 3), (300_000, 7), (7, 300_000)] {
@@ -241,7 +241,7 @@ fn send_and_receive_of_different_lengths_or_types_mismatch() {
 }
 
 #[test]
-fn all_to_all_v_mismatches_if_send_and_receive_counts_differ() {
+fn all_to_all_v_with_unequal_send_and_receive_counts_fails() {
     Fakes::new().cuda().run(|| {
         messages_differ(
             "all_to_all_v in which rank 0 sends 3 elements of f32 to rank 1",

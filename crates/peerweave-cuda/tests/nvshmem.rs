@@ -130,7 +130,7 @@ fn nvshmem_heap_memory_used_by_a_graph_is_not_freed() {
 }
 
 #[test]
-fn gpu_free_of_different_allocations_fails_on_all_pes() {
+fn gpu_free_fails_on_all_pes_if_their_allocations_differ() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
         let first = gpu.alloc::<u32>(100).expect("the memory is allocated");

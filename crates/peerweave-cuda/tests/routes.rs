@@ -108,7 +108,10 @@ fn collectives_forced_to_messages_or_rings_are_correct() {
             assert_eq!(y.slice(..4).unwrap().to_vec().unwrap(), (0..4).map(|i| 10 + 2 * (4 * me + i)).collect::<Vec<_>>());
             for kind in [CollectiveKind::AllGather, CollectiveKind::AllToAll] {
                 let text = cuda(&world).explain(team, &Query::new(kind, DType::U32, 4)).unwrap().to_string();
-                assert!(text.contains("Peerweave's kernel, messages") && text.contains("the caller chose messages"), "{text}");
+                assert!(
+                    text.contains("Peerweave's kernel that sends messages") && text.contains("the caller chose messages"),
+                    "{text}"
+                );
             }
             team.barrier_blocking().unwrap();
             x.release().unwrap();

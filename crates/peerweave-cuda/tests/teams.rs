@@ -57,7 +57,7 @@ fn team_members_can_synchronize_and_reduce() {
 }
 
 #[test]
-fn split_by_shape_returns_a_team_to_members_only() {
+fn split_strided_returns_a_team_only_to_members_of_the_team() {
     fakes().run(|| {
         pes(4, options(), |gpu| {
             let back = TeamShape { start: 3, stride: -2, size: 2 };
@@ -104,8 +104,8 @@ fn split_without_a_free_team_number_fails_on_all_pes() {
             let error = gpu.split(Some(0), 0).expect_err("the split fails, because three numbers are in use");
             assert_eq!(
                 error.to_string(),
-                "Gpu::split: the number of teams is 4, expected at most 3 on any PE (GpuOptions::teams); destroy a team first \
-                 (Team::destroy)"
+                "Gpu::split: the number of teams is 4, expected at most 3 (GpuOptions::teams), counted over all PEs of this \
+                 call; destroy a team first (Team::destroy)"
             );
             // After only PE 0 has destroyed a team, the number of the team is still in use on PE 1.
             let mut teams = teams;

@@ -60,7 +60,7 @@ fn dropping_an_access_keeps_the_current_context() {
 }
 
 #[test]
-fn retiring_a_value_keeps_the_current_context() {
+fn deferred_free_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
         let stream = zero.new_stream().expect("the stream is created");

@@ -27,7 +27,7 @@ fn retire_flag(context: &Arc<CudaContext>, stream: &Arc<CudaStream>) -> Arc<Atom
 }
 
 #[test]
-fn retired_value_is_freed_after_work_that_precedes_a_capture() {
+fn deferred_free_waits_for_work_that_precedes_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         block(&stream);
@@ -82,7 +82,7 @@ fn reaper_does_not_invalidate_a_global_capture() {
 }
 
 #[test]
-fn retiring_a_value_does_not_invalidate_a_capture() {
+fn deferred_free_does_not_invalidate_a_capture() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = peerweave_fakes::entered("cuEventRecord");
@@ -166,7 +166,7 @@ fn wait_for_a_captured_stream_fails_and_capture_stays_valid() {
 }
 
 #[test]
-fn retired_value_is_leaked_if_an_event_cannot_be_queried() {
+fn value_is_leaked_if_an_event_cannot_be_queried() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
@@ -290,7 +290,7 @@ fn slice_outlives_work_on_a_stream_of_another_context_object() {
 }
 
 #[test]
-fn default_stream_slice_is_freed_after_work_of_other_streams() {
+fn slice_of_the_default_stream_outlives_work_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let own = context.default_stream();
@@ -476,7 +476,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 }
 
 #[test]
-fn private_stream_slice_is_freed_after_another_streams_write() {
+fn slice_of_a_private_stream_outlives_work_of_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let (own, other) = (

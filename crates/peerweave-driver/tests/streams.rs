@@ -86,7 +86,7 @@ fn idle_streams_in_several_lists_are_removed_from_each_list() {
 }
 
 #[test]
-fn current_context_is_unchanged_after_a_stream_is_recorded() {
+fn adding_a_stream_to_a_list_keeps_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let streams = Streams::new();
@@ -107,7 +107,7 @@ fn current_context_is_unchanged_after_a_stream_is_recorded() {
 }
 
 #[test]
-fn stream_recorded_in_a_nested_list_is_in_the_outer_list_too() {
+fn stream_of_a_nested_list_is_not_removed_from_the_outer_list() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());

@@ -12,7 +12,7 @@ use crate::Version;
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub struct LoadError {
-    /// The vendor's name of the library.
+    /// Name of the library in messages, such as `NVSHMEM`.
     pub product: &'static str,
     /// Environment variable that overrides the search with a file or directory; `None` if the
     /// library has no such variable.
@@ -73,7 +73,7 @@ impl fmt::Display for LoadError {
 #[error("{product} lacks {name}, which needs version {since} or newer: {}", path.display())]
 #[non_exhaustive]
 pub struct MissingSymbol {
-    /// The vendor's name of the library.
+    /// Name of the library in messages, such as `NVSHMEM`.
     pub product: &'static str,
     /// Name of the function.
     pub name: &'static str,
@@ -86,9 +86,9 @@ pub struct MissingSymbol {
 /// Error that is returned if the loaded library does not support a function or an option.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 pub struct Unsupported {
-    /// The vendor's name of the library.
+    /// Name of the library in messages, such as `NVSHMEM`.
     pub product: &'static str,
-    /// The vendor's name of the function or option.
+    /// Name of the function or option that the library does not support.
     pub what: &'static str,
     /// First version of the library that has the function or option; `None` if no known release has
     /// the function or option.

@@ -54,7 +54,7 @@ impl Library {
         Ok(Self { handle, product, path: path.into() })
     }
 
-    /// Returns the vendor's name of the library.
+    /// Returns the name of the library in messages, such as `NVSHMEM`.
     pub fn product(&self) -> &'static str {
         self.product
     }

@@ -11,7 +11,7 @@ use crate::{Library, Unsupported, Version, mapped};
 /// A loaded library with its functions, version and file.
 #[derive(Debug)]
 pub struct Loaded<A> {
-    /// The vendor's name of the library.
+    /// Name of the library in messages, such as `NVSHMEM`.
     pub product: &'static str,
     /// The functions of the library.
     pub functions: A,

@@ -100,7 +100,7 @@ impl Search {
         self
     }
 
-    /// Returns the vendor's name of the library.
+    /// Returns the name of the library in messages, such as `NVSHMEM`.
     pub const fn product(&self) -> &'static str {
         self.product
     }

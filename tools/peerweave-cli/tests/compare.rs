@@ -234,7 +234,7 @@ fn tune_writes_a_table_that_bench_uses() {
     let variables = [("PEERWEAVE_ROUTE_TABLE", path.to_str().unwrap())];
     let (document, out) = machine.document("all-reduce", "own", &["--explain"], &variables);
     assert_eq!(measured(&document), ["own"]);
-    assert!(out.contains("because of the row \"own all_reduce 2 ") && out.contains("my.routes"), "{out}");
+    assert!(out.contains("because the row \"own all_reduce 2 ") && out.contains("my.routes"), "{out}");
 }
 
 fn tune_keeps_rows_of_other_pe_counts_and_refuses_bad_files() {

@@ -37,8 +37,8 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The kind of a call that passes descriptors. The value in each kind is the leader's own
-/// descriptor.
+/// The members that send a file descriptor in a call: only the leader, or all members. Each variant
+/// contains the file descriptor of the leader.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
@@ -54,8 +54,8 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A connected member. The leader's list of members lacks the first member, which is the leader
-/// itself. So the index of a member in this list is its index in the call minus 1.
+/// A member that has connected to the leader. The leader is member 0 of the call, and is not in the
+/// list of connected members. So member `i` of the call has index `i - 1` in that list.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
@@ -270,9 +270,9 @@ fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) ->
     Ok(progress.iter().all(|sent| *sent == Some(n_fds)))
 }
 
-/// Sends the pending descriptors to a member without blocking. Returns the number of descriptors
-/// that this call and earlier calls have sent to the member. If the member has died, returns the
-/// total number of descriptors.
+/// Sends the remaining descriptors in `fds` to a member, without blocking. Returns the number of
+/// descriptors that the leader has sent to the member so far. If the member has died, returns
+/// `fds.len()`, so that the leader does not wait for the member.
 fn send_outstanding(member: &Member, fds: &[BorrowedFd<'_>]) -> io::Result<usize> {
     let mut sent = member.sent;
     for chunk in fds[sent..].chunks(PER_MESSAGE) {

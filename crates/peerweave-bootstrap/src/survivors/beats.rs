@@ -55,8 +55,9 @@ impl Beats {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a participating PE is considered stopped. The counter of a stopped PE has
-    /// not changed for [`SILENCE`] or for half of the age of this [`Beats`], whichever is shorter.
+    /// Returns whether a participating PE is considered stopped, because its counter has not
+    /// changed for a certain time. This time is [`SILENCE`]. If half the age of this [`Beats`] is
+    /// shorter than [`SILENCE`], the time is half the age.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

@@ -61,10 +61,10 @@ impl Survivors<'_> {
         None
     }
 
-    /// Withdraws this PE from the attempt that led to `decision`. Then waits, for at most `limit`,
-    /// until every other member has ended or given up. Returns the members that have done neither.
-    /// These members are probably stopped. Use this function after a failure that names no PE, for
-    /// example if a server does not answer.
+    /// Returns the members that are probably stopped. Use this function after a failure that names
+    /// no PE, for example if a server does not answer. This function withdraws this PE from the
+    /// attempt that led to `decision`. Every running member then withdraws too. So a member that
+    /// neither withdraws nor ends within `limit` is probably stopped.
     fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;

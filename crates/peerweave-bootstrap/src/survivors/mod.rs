@@ -164,8 +164,8 @@ impl SurvivorWords {
 pub struct Ticket([u64; TICKET_WORDS]);
 
 impl Ticket {
-    /// A ticket without an address. PEs that are threads of one process use this ticket, because
-    /// they need no server.
+    /// The ticket of a job whose PEs are threads of one process. This ticket contains no address
+    /// and no token, because such a job needs no rendezvous server.
     pub const NONE: Self = Self([0; TICKET_WORDS]);
 
     /// Creates a random ticket.

@@ -48,8 +48,9 @@ impl Collectives {
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
-    /// Enqueues a call as several launches. The data of each launch fits into the banks of every
-    /// rank. `call.count` is the number of elements in a part. An element has `size` bytes.
+    /// Enqueues a call as several launches. The data of each launch fits into a bank: a buffer in
+    /// which a rank receives data. `call.count` is the number of elements in a part. An element has
+    /// `size` bytes.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.

@@ -100,8 +100,9 @@ pub struct Collectives {
     /// Loaded kernels of all_gather and all_to_all. The indices are the operation, and whether all
     /// parts are whole 16-byte lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
-    /// Loaded kernels that send messages. The indices are the form (16-byte lines or rings), and
-    /// whether all messages are whole lines.
+    /// Loaded kernels that send messages. The first index tells how messages are sent: 0 as 16-byte
+    /// lines, 1 in chunks through rings of slots. The second index is 1 if all messages are whole
+    /// 16-byte lines.
     transfers: [[OnceLock<LoadedKernel>; 2]; 2],
     barriers: OnceLock<LoadedKernel>,
     /// Loaded kernels of all_reduce with RMSNorm. The indices are the algorithm and the type.
@@ -189,10 +190,10 @@ impl Collectives {
         Ok(made_here)
     }
 
-    /// Sets up the collectives of a team in the symmetric memory `room`, which already exists. So
-    /// only the members call this function. The function exchanges no data, so all members must
-    /// pass the same `options` and `sentinel`. No member may call a collective before this function
-    /// has returned on all members.
+    /// Sets up the collectives of a team in `room`, a range of symmetric memory that is already
+    /// allocated. Only the members of the team call this function. They exchange no data, so all
+    /// members must pass the same `options` and `sentinel`. No member may call a collective before
+    /// this function has returned on all members.
     ///
     /// # Errors
     /// As for [`new`](Self::new).

@@ -258,6 +258,9 @@ impl Collectives {
         Algorithm::ALL.into_iter().try_for_each(|algorithm| self.norm_kernel("load_rms_norm", algorithm, dtype).map(drop))
     }
 
+    /// Enqueues the kernel of `route` for all rows of `call`. Each launch handles at most
+    /// `route.rows` rows. A row has `row_lines` 16-byte lines.
+    ///
     /// # Safety
     /// As for [`all_reduce_rms_norm`](Self::all_reduce_rms_norm).
     unsafe fn norms(

@@ -12,9 +12,9 @@ pub struct CollectivesOptions {
     /// algorithm. The two-shot algorithm needs banks of `2 * n` bytes. Larger calls use rings of
     /// slots.
     pub bank_bytes: u64,
-    /// Size in bytes of each slot in the rings through which large reductions send their data, a
-    /// multiple of 1024. A block has six slots in its ring. Slots for large messages are twice as
-    /// large.
+    /// Size of a slot in bytes. Must be a multiple of 1024. Large reductions send their data
+    /// through rings of slots, and each block of a kernel has a ring of six slots. Large messages
+    /// use other rings. The slots of these rings have twice this size.
     pub slot_bytes: u64,
     /// Maximum number of blocks in a kernel of a collective. A kernel uses at most as many SMs as
     /// blocks.

@@ -60,9 +60,10 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
     end
 }
 
-/// Returns the size of a channel in bytes, for a team of `ranks` ranks. This is the maximum length
-/// of a message that is sent as 16-byte lines. All channels of a staging area together take half as
-/// many bytes as a bank.
+/// Returns the maximum length in bytes of a message that is sent as 16-byte lines, in a team of
+/// `ranks` ranks. For each sender, a staging area has a channel with room for two such messages.
+/// All channels of an area together take half as many bytes as a bank (a buffer in which a rank
+/// receives the data of a collective).
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
@@ -74,8 +75,9 @@ fn transfer_slot_bytes(options: &CollectivesOptions) -> u64 {
     2 * options.slot_bytes
 }
 
-/// Offsets in bytes inside a staging area: the start of the channels, the start of each set of
-/// rings, and the end. The offsets are the same for any number of ranks.
+/// Offsets in bytes inside a staging area, the memory to which other ranks push their data. The
+/// area begins with two banks. The channels for short messages follow, then the rings of
+/// reductions, and last the rings of messages. The offsets are the same for any number of ranks.
 struct Offsets {
     channels: u64,
     rings: u64,
@@ -95,8 +97,9 @@ impl Offsets {
 }
 
 impl Staging {
-    /// Creates the staging memory of a team of `members`, which include this PE, and fills it with
-    /// the sentinel and zeros. `room` has [`area_bytes`] bytes at the same offset on every member.
+    /// Creates the staging memory of a team in the symmetric memory `room`. Writes the sentinel
+    /// into all lines of this PE's staging area, and zeros into the rest of the area. `members`
+    /// must include this PE. `room` has [`area_bytes`] bytes at the same offset on every member.
     pub(super) fn new(
         gpu: &Gpu,
         members: &[Pe],
@@ -190,9 +193,9 @@ impl Staging {
     }
 }
 
-/// Returns a copy of the kernel argument `banks` that refers to a different part of each staging
-/// area, such as the channels. This part begins at byte `offset` of the area. Its counters begin at
-/// index `counter`.
+/// Returns the kernel argument for one part of the staging areas, such as the channels. The
+/// argument is a copy of `banks` with new addresses. The part begins `offset` bytes after the start
+/// of each area. The part's first counter has the index `counter` in the counters of the team.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

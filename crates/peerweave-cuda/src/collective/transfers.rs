@@ -56,8 +56,8 @@ impl Message {
         self.parts().1
     }
 
-    /// Returns a copy of this message with `peer` as the other rank. This is the receiver of a
-    /// send, or the sender of a receive.
+    /// Returns a copy of this message with `peer` as the other rank: as the receiver if this rank
+    /// sends the message, or as the sender if this rank receives the message.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },
@@ -96,23 +96,27 @@ impl Collectives {
         (rank + ranks - self.rank.get() as usize) % ranks
     }
 
-    /// Adds a message to a wave: `bytes` bytes at address `at`, which this rank sends to rank `to`.
+    /// Adds a message to a wave, a group of messages that are enqueued together. This rank sends
+    /// the message to rank `to`. The message consists of the `bytes` bytes at address `at`.
     pub(super) fn add_send(&self, wave: &mut Wave, to: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(to)];
         (peer.send, peer.send_bytes) = (at, bytes);
     }
 
-    /// Adds a message to a wave: `bytes` bytes, which this rank receives from rank `from` at
-    /// address `at`.
+    /// Adds a message to a wave, a group of messages that are enqueued together. This rank receives
+    /// the message from rank `from`, and stores its `bytes` bytes at address `at`.
     pub(super) fn add_receive(&self, wave: &mut Wave, from: usize, at: u64, bytes: u64) {
         let peer = &mut wave.transfers.peers[self.distance_to(from)];
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields of `peer` that concern direct messages. The sender of a direct message
-    /// stores it in the receiver's result buffer, if the receiver offers this buffer. A direct
-    /// message consists of whole 16-byte lines. This rank offers its buffer if other ranks can
-    /// access the buffer, and if the result does not overwrite a message that this rank sends.
+    /// Sets the fields of `peer` that concern direct messages. A direct message does not pass
+    /// through a ring: the sender stores the message in the receiver's result buffer. The message
+    /// must consist of whole 16-byte lines, and the receiver must offer the buffer.
+    ///
+    /// For the message from the peer, this rank is the receiver. This rank offers its result buffer
+    /// if the buffer is on this PE's heap, and if no received message overwrites a message that
+    /// this rank sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
@@ -122,12 +126,13 @@ impl Collectives {
         Ok(())
     }
 
-    /// Enqueues the messages of a [`Wave`] in up to two launches. The first launch sends messages
-    /// that fit into a channel, as 16-byte lines. The second launch sends longer messages through
-    /// rings.
+    /// Enqueues the messages of a [`Wave`], which has at most one message to each rank and from
+    /// each rank. One launch sends all short messages, as 16-byte lines. A second launch sends all
+    /// longer messages, in chunks through rings of slots. A launch without messages is omitted.
     ///
     /// # Safety
-    /// The ranges are memory that this device can access until the stream has completed the call.
+    /// The ranges of all messages are memory that this device can access until the stream has
+    /// completed the call.
     pub(super) unsafe fn enqueue_wave(
         &self,
         name: &'static str,
@@ -236,7 +241,12 @@ impl Collectives {
         if !own("to").eq(own("from")) {
             let [sent, received] = ["to", "from"].map(|way| own(way).collect::<Vec<u64>>());
             let value = format!("sends of {sent:?} bytes and receives of {received:?} bytes");
-            return Err(misuse(CALL, "the list of messages from this rank to itself", value, "equal lengths"));
+            return Err(misuse(
+                CALL,
+                "the list of messages from this rank to itself",
+                value,
+                "a receive of the same length for each send, in the same order",
+            ));
         }
         // Wave `n` contains message number `n` to each rank, and message number `n` from each rank.
         for number in 0.. {

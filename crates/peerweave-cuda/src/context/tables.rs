@@ -17,8 +17,8 @@ pub(crate) struct Tables {
     teams: DeviceMemory<u64>,
     /// For each team number, an array of the members' PE numbers. Each array has room for all PEs.
     members: DeviceMemory<u32>,
-    /// For each team number, an array of epochs: the number of completed synchronisations of each
-    /// synchronisation slot.
+    /// The epochs of all teams. An epoch is the number of completed synchronisations in one slot.
+    /// For each team number, an array has the epochs of all slots.
     epochs: DeviceMemory<u64>,
     contents: Contents,
 }
@@ -101,8 +101,9 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Returns the distance in bytes between the synchronisation lines of consecutive team numbers.
-    /// The distance leaves room for a team of all PEs.
+    /// Returns the size in bytes of the memory that the heap has for the synchronisation lines of
+    /// one team number. Members of a team write to these lines to synchronise. The memory is large
+    /// enough for a team of all PEs.
     pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
         TeamEntry::sync_bytes(n_pes, slots)
     }

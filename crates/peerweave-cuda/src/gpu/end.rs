@@ -1,9 +1,11 @@
-//! Ends a GPU: releases its memory and modules. Then waits until no thread of this process uses the
-//! rendezvous on behalf of the GPU.
+//! Ends a GPU: releases its memory and its modules, then waits for background threads of this
+//! process that still hold a handle of the rendezvous.
 //!
-//! Memory of the GPU owns handles of the rendezvous. Threads of other crates free this memory after
-//! the streams that used it have completed. [`Gone`] waits for these threads. Invariant: [`Gone`]
-//! is the last field of its struct. So all other fields have been dropped before the wait begins.
+//! Each allocation of the GPU contains a handle of the rendezvous. After an allocation is dropped,
+//! a background thread of another crate frees the memory, as soon as the streams that used the
+//! memory have completed. [`Gone`] waits until the heap and NVSHMEM's context are released.
+//! Invariant: [`Gone`] is the last field of [`Inner`], so all other fields are dropped before the
+//! wait begins.
 
 use std::fmt;
 use std::sync::Arc;
@@ -62,15 +64,17 @@ impl fmt::Debug for Gone {
 
 impl Gpu {
     /// Ends the GPU. First waits until the GPU has completed its work and all PEs have made this
-    /// call. Then releases the heap, the modules and the context, and waits until no thread of this
-    /// process holds the rendezvous on behalf of the GPU. The deadline of the GPU limits each wait.
-    /// After this call, the caller can call
-    /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave). On NVSHMEM's heap, this call
-    /// also finalises NVSHMEM, unless the process has other handles of NVSHMEM.
+    /// call. Then releases the heap, the modules and the context. Last, waits until no thread of
+    /// this process still uses the rendezvous for the GPU. The caller can then call
+    /// [`Rendezvous::leave`](peerweave_bootstrap::Rendezvous::leave). The deadline of the GPU
+    /// limits each wait.
     ///
-    /// If the last handle of the GPU is dropped instead, the drop releases the same parts, but does
-    /// not wait for the other PEs. The drop waits for threads for at most 2 s, reports no errors,
-    /// and does not finalise NVSHMEM.
+    /// If NVSHMEM has allocated the heap, this call also finalises NVSHMEM, unless the process has
+    /// other handles of NVSHMEM.
+    ///
+    /// Without this call, the drop of the GPU's last handle releases the heap, the modules and the
+    /// context. The drop does not wait for the other PEs. It waits for threads for at most 2 s,
+    /// reports no errors, and does not finalise NVSHMEM.
     ///
     /// # Collective
     /// All PEs. On each PE, `self` is the last handle of its GPU.

@@ -83,8 +83,8 @@ pub(crate) struct Inner {
     /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Number of exchanges so far for the set-up or the recovery of collectives, NCCL or route
-    /// tables. All PEs take part in each exchange. The label of the next exchange contains this
+    /// Counter of exchanges in which all PEs take part, such as the exchanges in the set-up of
+    /// collectives, of NCCL and of route tables. The label of the next such exchange contains this
     /// number.
     collectives: AtomicU64,
     /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
@@ -279,9 +279,9 @@ impl Inner {
         })
     }
 
-    /// Returns the number of an exchange for the set-up or the recovery of collectives, NCCL or
-    /// route tables. The label of the exchange contains this number. Each call returns the next
-    /// number. The number is the same on all PEs.
+    /// Returns a number for the label of an exchange in which all PEs take part, such as an
+    /// exchange in the set-up of collectives, of NCCL or of route tables. Each call returns the
+    /// next number. The number is the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }

@@ -47,7 +47,8 @@ struct Loaded {
 }
 
 impl Modules {
-    /// Returns the [`Crate`] for the PTX text of `variant`. Creates it if necessary.
+    /// Returns the [`Crate`] of `variant`: the record of the PTX text and of the modules that were
+    /// loaded from this text. The first call for a PTX text creates the record.
     fn find(&self, variant: &'static PtxVariant) -> Result<Arc<Crate>, CudaError> {
         let mut crates = self.crates.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(found) = crates.iter().find(|there| std::ptr::eq(there.text, variant.text) || there.text == variant.text) {

@@ -18,8 +18,9 @@ pub(crate) struct Parts<'a> {
     /// For each name, the indices of its pieces. A function that is declared and defined has
     /// several pieces.
     named: HashMap<&'a str, Vec<usize>>,
-    /// For each part, the indices of its kernels in `pieces`. Empty for a part whose kernels were
-    /// moved to another part.
+    /// For each part, the kernels of the part, as indices in `pieces`. The driver compiles each
+    /// part as one module. The list is empty if the part was joined with another part, which then
+    /// has all kernels of both parts.
     parts: Vec<Vec<usize>>,
     /// For each kernel's name, the index of the part that contains the kernel.
     kernels: HashMap<&'a str, usize>,
@@ -47,8 +48,8 @@ enum Kind {
     Constant,
 }
 
-/// Prefixes of the names of generated constants. rustc names the constants that it allocates, and
-/// LLVM names the tables that it creates.
+/// Prefixes of the names that rustc and LLVM give to generated constants, such as the lookup tables
+/// of `match` expressions.
 const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
 
 impl<'a> Parts<'a> {
@@ -86,8 +87,8 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns one flag for each piece of the text. The flag is set if the kernels `entries` need
-    /// the piece. `entries` has the indices of these kernels in `pieces`.
+    /// Returns a flag for each element of `pieces`: whether the kernels in `entries` need this
+    /// piece. `entries` lists kernels by their indices in `pieces`.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -100,8 +101,8 @@ impl<'a> Parts<'a> {
         reached
     }
 
-    /// Returns the number of parts. The number includes parts that are empty because their kernels
-    /// were moved to other parts.
+    /// Returns the number of parts. The number includes empty parts, which were joined with other
+    /// parts.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }
@@ -112,7 +113,8 @@ impl<'a> Parts<'a> {
         self.kernels.get(kernel).copied()
     }
 
-    /// Returns the name of each kernel, with the index of its part. The order is unspecified.
+    /// Returns the name of each kernel, with the index of the part that contains the kernel. The
+    /// driver compiles each part as one module. The order of the kernels is unspecified.
     pub(crate) fn kernels(&self) -> impl Iterator<Item = (&'a str, usize)> {
         self.kernels.iter().map(|(name, part)| (*name, *part))
     }

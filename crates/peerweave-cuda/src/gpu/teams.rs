@@ -25,8 +25,9 @@ pub(crate) enum Number {
 
 /// The teams of a GPU, by number. Number 0 is the team of all PEs.
 pub(crate) struct Teams {
-    /// The state of each team number. Every launch looks up its teams here, so the lock is held
-    /// only briefly.
+    /// For each team number, whether the number is free, used by a live team, or used by a team
+    /// that has ended. Every launch locks this list to look up the launch's teams, so all code
+    /// holds the lock only briefly.
     numbers: Mutex<Vec<Number>>,
     /// Number of earlier splits. In the next split, the label of each exchange contains this
     /// number. A split holds the lock while it runs.

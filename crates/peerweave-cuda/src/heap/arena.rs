@@ -29,8 +29,8 @@ pub(crate) struct Arena {
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
     ranges: Mutex<Ranges>,
-    /// The reference count of this `Arc` is the number of users of the arena: the arena itself, its
-    /// leases, and the handles that [`Lease::keep`] has returned.
+    /// Counts the users of the arena, by the reference count of this `Arc`. The users are the arena
+    /// itself, its leases (allocated ranges), and the handles that [`Lease::keep`] has returned.
     kept: Arc<()>,
 }
 
@@ -49,8 +49,8 @@ pub(crate) struct Lease {
     offset: u64,
     /// The streams with work that uses the range.
     streams: Streams,
-    /// The reference count of this `Arc` is the number of handles of the range: this lease, and the
-    /// handles that [`Self::keep`] has returned.
+    /// Counts the users of the range, by the reference count of this `Arc`. The users are this
+    /// `Lease`, and the handles that [`Self::keep`] has returned.
     handles: Arc<()>,
     /// A clone of [`Arena::kept`], which counts this lease as a user of the arena.
     kept: Arc<()>,
@@ -96,9 +96,9 @@ impl Arena {
         Ok(self.whole.multicast_address(&self.context.world())?.unwrap_or(0))
     }
 
-    /// Frees the arena, and drops this handle of NVSHMEM. All PEs must call this function. If the
-    /// process has no other handle of NVSHMEM, this call finalises NVSHMEM, and the result is a
-    /// function. It checks whether all threads have released NVSHMEM's context.
+    /// Frees the arena, and drops its handle of the NVSHMEM library. All PEs must call this
+    /// function. If this handle is the process's last, the library is finalised, and a [`Question`]
+    /// is returned. The caller can then ask whether all threads have released NVSHMEM's context.
     pub(super) fn finalize(self) -> Result<Option<Question>, CudaError> {
         let Self { context, whole, kept, .. } = self;
         // If a graph still uses a range after this wait, `free` returns an error.
@@ -208,7 +208,12 @@ impl Lease {
     fn drain(&self, longest: Duration) -> Result<(), CudaError> {
         if !self.is_only_handle() {
             let handles = Arc::strong_count(&self.handles) - 1;
-            return Err(misuse(FREE, "the memory", format!("used by {handles} graphs or launches"), "memory that no graph uses"));
+            return Err(misuse(
+                FREE,
+                "the memory",
+                format!("used by {handles} graphs or launches"),
+                "memory that no graph or launch uses",
+            ));
         }
         let start = Instant::now();
         let late = self.streams.wait_for_all(FREE, deadline_after(longest))?;

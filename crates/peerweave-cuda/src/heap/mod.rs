@@ -26,13 +26,13 @@ use arena::Lease;
 /// lines.
 const ALIGNMENT_BYTES: u64 = 256;
 
-/// Maximum time for which a free waits until a destroyed graph has dropped its handles of the
-/// memory. The driver drops these handles on another thread, some time after the graph is
-/// destroyed.
+/// Maximum time for which a call that frees memory waits for destroyed graphs. The driver drops a
+/// graph's handles of the memory on another thread, some time after the graph is destroyed.
 pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
-/// A function that returns whether all threads have released the heap of a GPU, or NVSHMEM's
-/// context. Other threads may hold them for a short time after this thread has released them.
+/// A function that checks whether a resource is still in use. The resource is the heap of a GPU, or
+/// NVSHMEM's context. The function returns `true` if no thread holds the resource. After this
+/// thread has released the resource, other threads may still hold the resource for a short time.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
@@ -78,8 +78,9 @@ impl Heap {
         })
     }
 
-    /// Records that work of the caller on `stream` may use the multicast address. If `keep` is
-    /// given, adds handles of this memory to the list. A graph must own these handles.
+    /// Records that work of the caller on `stream` may use the multicast address. If a graph
+    /// captures this work, the graph must own handles of the multicast mapping. The caller then
+    /// passes a list as `keep`, and this function adds the handles to `keep`.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));
@@ -170,9 +171,9 @@ impl Heap {
         }
     }
 
-    /// Ends the heap and its remaining allocations. All PEs must call this function. If this call
-    /// finalises NVSHMEM, the result is a function. It checks whether all threads have released
-    /// NVSHMEM's context.
+    /// Ends the heap, including the allocations that have not been freed. All PEs must call this
+    /// function. If this call finalises NVSHMEM, a [`Question`] is returned. The caller can then
+    /// ask whether all threads have released NVSHMEM's context.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {

@@ -109,8 +109,9 @@ impl ArgVisitor for Lookup<'_> {
         }
     }
 
-    /// Stores a handle of memory from [`Gpu::alloc_local`]. Ignores memory of other allocators. For
-    /// such memory, the creator of the view guarantees that the memory stays allocated.
+    /// Visits a range of device memory. If [`Gpu::alloc_local`] has allocated the memory, stores a
+    /// handle that keeps the memory allocated. Otherwise does nothing: the `unsafe` code that
+    /// created the argument has guaranteed that the memory stays allocated.
     fn device(&mut self, address: u64, _: u64) {
         self.locals.extend(self.inner.local(address));
     }

@@ -103,10 +103,10 @@ impl Inner {
     }
 }
 
-/// Returns the loss that caused the other losses. Starts at the first loss in the list. If its PE
-/// gave up because of another lost PE, continues with the loss of that other PE. The result may be
-/// the loss of a PE that gave up. Such a loss lists the PEs that were missing. This function
-/// removes this PE, `me`, from the list, because this PE was late but is not lost.
+/// Returns the loss that caused the other losses. Starts at the first loss in the list. If that PE
+/// gave up because another PE in the list was missing, continues with the loss of the missing PE.
+/// If the returned PE gave up too, the returned list of missing PEs does not contain `me`, because
+/// this PE is late but not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

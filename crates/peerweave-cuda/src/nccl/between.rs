@@ -37,8 +37,8 @@ struct Link {
     other: Option<Pe>,
 }
 
-/// The communicators by which one PE exchanges messages with other hosts. If the PE has none, the
-/// reason for that. Either all PEs have communicators, or none of them has any.
+/// The NCCL communicators by which one PE exchanges messages with PEs on other hosts. If NCCL is
+/// missing or fails on any PE, no PE has communicators, and `unavailable` is the reason.
 #[derive(Default)]
 pub(crate) struct Between {
     links: Box<[Link]>,
@@ -121,8 +121,8 @@ impl Between {
     }
 
     /// Exchanges a first message with each PE on another host, and waits for completion. NCCL
-    /// connects two PEs at their first message. Without this exchange, a later call could wait on
-    /// the host until a peer makes its first call.
+    /// connects two PEs when they exchange their first message. Without `greet`, the host thread of
+    /// a later call could wait until the other PE makes the matching call.
     fn greet(&self, gpu: &Gpu) -> Result<(), NcclError> {
         let (others, stream): (Vec<Pe>, _) = (pes_elsewhere(gpu).collect(), &gpu.0.stream);
         let memory = DeviceMemory::<u8>::alloc(gpu.context(), others.len() * 2 * GREETING as usize)?;

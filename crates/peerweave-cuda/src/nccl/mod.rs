@@ -34,9 +34,9 @@ const LOOK: Duration = Duration::from_millis(100);
 /// Time between the deadline and the abort of NCCL's late work. A wait that reaches its deadline
 /// can name the missing PEs only before the abort.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time between the deadline and the error of a communicator that could not be created. In
-/// this time, `peerweave-nccl` asks the rendezvous for lost PEs. If NCCL creates the communicator
-/// too late, `peerweave-nccl` ends it.
+/// Maximum time that `peerweave-nccl` needs after the deadline if NCCL has not created a
+/// communicator by then. In this time, `peerweave-nccl` asks the rendezvous which PEs are lost, and
+/// returns an error. A communicator that NCCL creates after the deadline is aborted.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice

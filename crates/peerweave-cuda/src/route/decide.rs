@@ -86,8 +86,8 @@ impl Query {
         self.count.saturating_mul(self.dtype.size_bytes() as u64)
     }
 
-    /// Returns the size in bytes of a rank's operand or result, whichever is larger. The rows of
-    /// route tables are for ranges of this size.
+    /// Returns the size in bytes of a rank's operand or result, whichever is larger. The sizes in
+    /// route-table rows are compared with this value.
     pub(super) fn size_bytes(&self, ranks: u32) -> u64 {
         use CollectiveKind::{AllGather, AllToAll, Gather, ReduceScatter, Scatter};
         let parts = if matches!(self.kind, AllGather | AllToAll | Gather | ReduceScatter | Scatter) { ranks } else { 1 };
@@ -138,16 +138,16 @@ pub(crate) enum Because {
     Forced(Method),
 }
 
-/// The reason why a library, or a method that the caller requested, is not used.
+/// The reason why NCCL, or a method that the caller requested, is not used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Unfit {
-    /// Libraries are not enabled.
+    /// NCCL is not enabled.
     Off,
-    /// The library is enabled but cannot be used. The backend knows the reason.
+    /// NCCL is enabled but cannot be used. The backend stores the reason.
     Unavailable,
-    /// The library has no communicator for the team.
+    /// NCCL has no communicator for the team.
     Team,
-    /// The library's result could have other bits than the result of Peerweave's kernels.
+    /// NCCL's result could have other bits than the result of Peerweave's kernels.
     Bits,
     /// The method does not support the length of the call, or the staging memory is too small.
     NoRoom,
@@ -167,9 +167,9 @@ pub(crate) struct Decision {
     /// carries out the call.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// A requested method that cannot be used. The first value tells whether a row or the caller
-    /// requested the method. The second value is the reason why it cannot be used. `None` if every
-    /// request is fulfilled.
+    /// A requested method that cannot be used. The first value tells who requested the method: a
+    /// route-table row or the caller. The second value is the reason why the method cannot be used.
+    /// `None` if every request is fulfilled.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
 
@@ -229,8 +229,9 @@ impl Routes {
         }
     }
 
-    /// Returns three values for an all_reduce or a reduce of `bytes` bytes: the route, the reason
-    /// for this route, and the caller's request if it cannot be fulfilled.
+    /// Returns the route for an all_reduce or a reduce of `bytes` bytes, and the reason for this
+    /// route. Also returns the method that the caller requested, if that method cannot be used (see
+    /// [`Decision::refused`]).
     pub(crate) fn reduction(
         &self,
         kind: CollectiveKind,
@@ -252,8 +253,9 @@ impl Routes {
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
-    /// Returns three values for a reduce_scatter: the method, the reason for this method, and the
-    /// caller's request if it cannot be fulfilled. A part has `bytes` bytes.
+    /// Returns the method for a reduce_scatter, and the reason for this method. A part has `bytes`
+    /// bytes. Also returns the method that the caller requested, if that method cannot be used (see
+    /// [`Decision::refused`]).
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -283,9 +285,9 @@ impl Routes {
         (OwnPath::Lines { route: parts(bytes.min(most_part_bytes(limits)), limits), launches }, because, refused)
     }
 
-    /// Returns three values for an all_gather or an all_to_all whose parts have `bytes` bytes: the
-    /// method, the reason for this method, and the caller's request. The third value is `None`
-    /// unless the request cannot be fulfilled.
+    /// Returns the method for an all_gather or an all_to_all, and the reason for this method. A
+    /// part has `bytes` bytes. Also returns the method that the caller requested, if that method
+    /// cannot be used (see [`Decision::refused`]).
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,
@@ -413,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reduce_that_exceeds_small_banks_uses_the_ring() {
+    fn all_reduce_too_long_for_a_staging_bank_uses_rings() {
         let (small, routes) = (Limits { bank_bytes: 64 * KIB, ..limits(4) }, routes());
         assert_eq!(route(&routes, DType::F32, 4096, &small).algorithm, Algorithm::OneShot);
         assert_eq!(route(&routes, DType::F32, 1 << 20, &small).algorithm, Algorithm::Chunked);
@@ -444,7 +446,7 @@ mod tests {
     /// The built-in table `sm_90` chooses NCCL for the sizes at which Peerweave's kernels take at
     /// least 1.03 times as long as NCCL on 2 H200.
     #[test]
-    fn nccl_carries_out_only_the_calls_in_its_route_table_rows() {
+    fn route_table_determines_which_calls_nccl_carries_out() {
         use CollectiveKind::{AllReduce, AllToAll, Reduce, Scatter};
         let routes = routes();
         let provider = |kind, bytes: u64, ranks: u32, libraries| {

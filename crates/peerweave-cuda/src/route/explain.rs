@@ -21,7 +21,8 @@ pub struct Explanation {
     pub size_bytes: u64,
     /// The provider that carries out the call.
     pub provider: Provider,
-    /// The algorithm and the shape of the launch, such as `two_shot, 128 blocks of 512 threads`.
+    /// The method and the shape of the launch, such as `Peerweave's kernel, algorithm two_shot, 128
+    /// blocks of 512 threads`.
     pub how: String,
     /// The route of Peerweave's kernels. `None` if a library carries out the call, or if the call
     /// needs no kernel.
@@ -90,10 +91,12 @@ impl Routes {
         let name = self.table.name();
         match because {
             Because::Only => "there is no other method".to_owned(),
-            Because::Row(row) => format!("of the row \"{row}\" of {name}"),
-            Because::Threshold(at, value) => format!("of \"threshold {} {}\" of {name}", Thresholds::NAMES[at], Bytes(value)),
+            Because::Row(row) => format!("the row \"{row}\" of {name} applies"),
+            Because::Threshold(at, value) => {
+                format!("the line \"threshold {} {}\" of {name} applies", Thresholds::NAMES[at], Bytes(value))
+            }
             Because::Staging => format!("the banks of the team have {} bytes", Bytes(limits.bank_bytes)),
-            Because::Library(at) => format!("of the row \"{}\" of {name}", self.table.libraries[at]),
+            Because::Library(at) => format!("the row \"{}\" of {name} applies", self.table.libraries[at]),
             Because::Forced(method) => format!("the caller chose {method}"),
         }
     }
@@ -126,17 +129,17 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
     let text = match own {
         OwnPath::Nothing => return ("nothing to do".to_owned(), None),
         OwnPath::Copy => return ("a copy".to_owned(), None),
-        OwnPath::Barrier => return ("Peerweave's kernel, barrier".to_owned(), None),
+        OwnPath::Barrier => return ("Peerweave's barrier kernel".to_owned(), None),
         OwnPath::Norm => {
             return ("Peerweave's kernel with RMSNorm; the number of rows determines the launch shape".to_owned(), None);
         }
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
-        OwnPath::Reduction(route) => format!("Peerweave's kernel, {}, {}", name_of(route.algorithm), shape(route)),
-        OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel, 16-byte lines, {}", shape(route)),
+        OwnPath::Reduction(route) => format!("Peerweave's kernel, algorithm {}, {}", name_of(route.algorithm), shape(route)),
+        OwnPath::Lines { route, launches: 1 } => format!("Peerweave's kernel that sends 16-byte lines, {}", shape(route)),
         OwnPath::Lines { route, launches } => {
-            format!("{launches} launches of Peerweave's kernel, 16-byte lines, {}", shape(route))
+            format!("{launches} launches of Peerweave's kernel that sends 16-byte lines, {}", shape(route))
         }
-        OwnPath::Messages(route) => format!("Peerweave's kernel, messages, {}", shape(route)),
+        OwnPath::Messages(route) => format!("Peerweave's kernel that sends messages, {}", shape(route)),
         OwnPath::Scattered(route) => {
             format!("Peerweave's kernels (the root scatters parts, and each rank forwards its part), {}", shape(route))
         }
@@ -167,14 +170,14 @@ mod tests {
         let query = Query::new(CollectiveKind::AllReduce, DType::BF16, 512);
         assert_eq!(
             explain(&routes, &query, Err(Unfit::Off)),
-            "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: Peerweave's kernel, one_shot, 1 block of 64 threads; \
-             because of the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90"
+            "all_reduce of 512 bfloat16 (1K bytes) by 2 ranks: Peerweave's kernel, algorithm one_shot, 1 block of 64 threads; \
+             because the row \"own all_reduce 1-2 8K one_shot 4x128\" of the built-in table sm_90 applies"
         );
         let query = Query::new(CollectiveKind::Scatter, DType::F32, 32 << 20);
         let text = explain(&routes, &query, Ok(()));
-        assert!(text.contains("(256M bytes) by 2 ranks: NCCL; because of the row \"nccl scatter 2 128M rest\""), "{text}");
+        assert!(text.contains("(256M bytes) by 2 ranks: NCCL; because the row \"nccl scatter 2 128M rest\""), "{text}");
         let text = explain(&routes, &query, Err(Unfit::Unavailable));
-        assert!(text.contains("Peerweave's kernel, messages, 128 blocks of 256 threads"), "{text}");
+        assert!(text.contains("Peerweave's kernel that sends messages, 128 blocks of 256 threads"), "{text}");
         assert!(
             text.contains("not used: the row \"nccl scatter 2 128M rest\", because NCCL cannot be used: libnccl.so.2"),
             "{text}"

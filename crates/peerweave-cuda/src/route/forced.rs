@@ -15,19 +15,20 @@ use super::decide::ROUTED;
 pub enum Method {
     /// Peerweave's kernels, with the algorithm that the route table chooses.
     Own,
-    /// Peerweave's kernels for all_reduce and reduce in which every rank sends all its elements to
-    /// every rank.
+    /// For all_reduce and reduce: Peerweave's kernels with one step. Every rank sends all its
+    /// elements to every rank, and reduces the elements of all ranks.
     OneShot,
-    /// Peerweave's kernels for all_reduce and reduce in which every rank reduces one part of the
-    /// elements and sends its result.
+    /// For all_reduce and reduce: Peerweave's kernels with two steps. First, every rank reduces one
+    /// part of the elements of all ranks. Then, every rank sends its reduced part to the ranks that
+    /// need the result.
     TwoShot,
-    /// Peerweave's kernels for all_reduce, reduce and reduce_scatter that send data in chunks
+    /// For all_reduce, reduce and reduce_scatter: Peerweave's kernels that send data in chunks
     /// through rings.
     Chunked,
-    /// Peerweave's kernels for all_gather, all_to_all and reduce_scatter that send parts in 16-byte
-    /// lines.
+    /// For all_gather, all_to_all and reduce_scatter: Peerweave's kernels that send parts in
+    /// 16-byte lines.
     Lines,
-    /// Peerweave's kernels for all_gather and all_to_all that send parts as messages.
+    /// For all_gather and all_to_all: Peerweave's kernels that send each part as a message.
     Messages,
     /// NCCL, if the backend may use NCCL for the call.
     Nccl,
@@ -166,7 +167,7 @@ impl FromStr for Forced {
                 ROUTED.into_iter().filter(|kind| operation == "all" || kind.name() == operation).collect();
             if kinds.is_empty() {
                 let names = ROUTED.map(CollectiveKind::name).join(", ");
-                return Err(refused(format!("{operation:?} is not an operation, expected all or one of {names}")));
+                return Err(refused(format!("{operation:?} is not an operation, expected \"all\" or one of {names}")));
             }
             if kinds.iter().filter(|kind| forced.set(**kind, Some(method))).count() == 0 {
                 let has = |method: &Method| kinds.iter().any(|kind| Self::default().set(*kind, Some(*method)));
@@ -204,11 +205,11 @@ mod tests {
     }
 
     #[test]
-    fn invalid_text_of_forced_methods_is_refused_with_the_reason() {
+    fn error_quotes_an_invalid_method_setting() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),
-            ("barrier=own", "expected all or one of all_reduce"),
+            ("barrier=own", "expected \"all\" or one of all_reduce"),
             ("broadcast=two_shot", "broadcast has no method two_shot"),
         ] {
             let error = text.parse::<Forced>().unwrap_err().to_string();

@@ -101,9 +101,9 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks that transfer a message through rings. In some kernels,
-/// one block does the work of a pair: the result is then the number of blocks. The number is the
-/// same for all messages, so the sender and the receiver divide a message into the same chunks.
+/// Returns the number of pairs of blocks that transfer a message through rings. In kernels in which
+/// each block both sends and receives, the result is the number of blocks. The result does not
+/// depend on the message, so the sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }

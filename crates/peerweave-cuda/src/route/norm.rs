@@ -15,8 +15,8 @@ pub(crate) struct NormRoute {
     /// Maximum number of blocks in a launch. Each block handles whole rows.
     pub(crate) blocks: u32,
     pub(crate) threads: u32,
-    /// Maximum number of rows in a launch. 0 if the banks have no room for a row, or if rows are
-    /// too short for the algorithm.
+    /// Maximum number of rows in a launch. 0 if a row does not fit into a bank (a buffer in which a
+    /// rank receives data), or if rows are too short for the algorithm.
     pub(crate) rows: u64,
 }
 
@@ -62,7 +62,7 @@ mod tests {
     }
 
     #[test]
-    fn rms_norm_route_fits_the_banks_for_any_number_of_rows() {
+    fn rows_of_one_rms_norm_launch_fit_into_a_staging_bank() {
         use rms_norm::Algorithm::{None, OneShot, TwoShot};
         for ranks in 1..=8 {
             let limits = limits(ranks);

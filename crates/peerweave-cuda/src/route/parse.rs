@@ -119,7 +119,7 @@ impl RouteTable {
                 ["own", rest @ ..] => own_row(rest).map(|row| own.push(row)),
                 ["nccl", rest @ ..] => library_row(Provider::Nccl, rest).map(|row| libraries.push(row)),
                 _ => Err(format!(
-                    "{:?} is not a valid line, expected arch ARCHITECTURE (once), threshold, own or nccl",
+                    "{:?} is not a valid line, expected \"arch ARCHITECTURE\" (once), \"threshold NAME SIZE\", \"own ...\" or \"nccl ...\"",
                     words.join(" ")
                 )),
             };
@@ -167,7 +167,7 @@ fn ranks(word: &str) -> Result<(u32, u32), String> {
 fn own_row(words: &[&str]) -> Result<OwnRow, String> {
     let ["all_reduce", of, up_to, algorithm, shape] = words else {
         return Err(format!(
-            "{:?} is not a row of Peerweave's kernels, expected all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS",
+            "{:?} is invalid after \"own\", expected \"all_reduce RANKS UP-TO ALGORITHM BLOCKSxTHREADS\"",
             words.join(" ")
         ));
     };
@@ -186,7 +186,7 @@ fn own_row(words: &[&str]) -> Result<OwnRow, String> {
 fn library_row(library: Provider, words: &[&str]) -> Result<LibraryRow, String> {
     let [operation, of, from, up_to] = words else {
         let (found, name) = (words.join(" "), library.name());
-        return Err(format!("{found:?} is not a row of {name}, expected OPERATION RANKS FROM UP-TO"));
+        return Err(format!("{found:?} is invalid after \"{name}\", expected \"OPERATION RANKS FROM UP-TO\""));
     };
     let kind =
         library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation for which a row may choose NCCL"))?;
@@ -235,7 +235,7 @@ mod tests {
             ("1-2 rest chunked", "1-2 rest two_shot", 24, "is not \"rest chunked\""),
             ("nccl reduce", "nccl barrier", 23, "\"barrier\" is not an operation"),
             ("nccl reduce 2 48M rest", "nccl reduce 2 48M 1M", 23, "are reversed"),
-            ("nccl reduce 2 48M rest", "nccl reduce 2 48M", 23, "is not a row of nccl"),
+            ("nccl reduce 2 48M rest", "nccl reduce 2 48M", 23, "is invalid after \"nccl\""),
         ] {
             let error = RouteTable::parse("my.routes", &text(from, to)).unwrap_err();
             let RoutesError::Damaged { file, line: found, what: why } = &error else {

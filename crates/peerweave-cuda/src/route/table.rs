@@ -34,12 +34,13 @@ pub(super) struct LibraryRow {
 /// The thresholds of a route table, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Thresholds {
-    /// Size of a call up to which its kernel may begin before the previous kernel in the stream has
+    /// Maximum size of a call whose kernel may begin before the previous kernel in the stream has
     /// ended. The blocks of a larger call would occupy SMs that blocks of the previous kernel still
     /// need.
     pub(super) programmatic_up_to: u64,
-    /// Maximum size for which all_gather and all_to_all push lines of 16 bytes, if the banks have
-    /// room. Larger calls send their parts as messages. The size is the total size of all parts.
+    /// Maximum size of an all_gather or all_to_all that sends its parts as 16-byte lines. Larger
+    /// calls send their parts as messages, and so do calls whose parts do not fit into a bank (a
+    /// buffer in which a rank receives data). The size is the total size of all parts.
     pub(super) parts_by_lines_up_to: u64,
     /// Size from which a broadcast to more than one rank is scattered: the root sends a different
     /// part to each rank, and each rank sends its part to the other ranks.
@@ -86,7 +87,8 @@ pub struct RouteTable {
     pub(super) libraries: Vec<LibraryRow>,
 }
 
-/// The text of the built-in table for architectures that have no built-in table of their own.
+/// The text of the default built-in table. [`RouteTable::builtin`] uses this table for every
+/// architecture that has no built-in table of its own.
 const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
@@ -190,7 +192,8 @@ impl fmt::Display for Bytes {
     }
 }
 
-/// Prints a range of numbers of ranks in the format of route tables: for example `2` or `3-4`.
+/// The smallest and the largest number of ranks for which a row is valid. Printed in the format of
+/// route tables: for example `2` or `3-4`.
 pub(super) struct Ranks(pub(super) (u32, u32));
 
 impl fmt::Display for Ranks {

@@ -199,7 +199,9 @@ impl LoadedKernel {
     }
 
     /// Like [`launch`](Self::launch), but the caller already knows whether the stream is being
-    /// captured. If the stream is being captured, `keep` must be `Some`.
+    /// captured. If the stream is being captured, the caller passes `Some` as `keep`, with the
+    /// owners of the memory to which the arguments refer. The graph keeps these owners alive.
+    /// Otherwise, the caller passes `None`.
     ///
     /// # Errors
     /// As for [`launch`](Self::launch).

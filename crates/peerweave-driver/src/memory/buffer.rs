@@ -18,13 +18,17 @@ use crate::streams::private::is_private;
 use crate::streams::wait::wait_past_capture;
 use crate::{DEADLINE, DriverError, Keep, deadline_after, join, wait, wait_until};
 
-/// The address of a buffer, for work that is about to be enqueued on one stream.
+/// The address of a buffer, for work on one stream. Create an `Access`, enqueue the work, then drop
+/// the `Access`.
 ///
-/// Drop the access after enqueuing the work. If the buffer is a slice of cudarc, dropping the
-/// access makes cudarc record that the stream uses the slice. Only the library that enqueues the
-/// work holds the access. So the callers of that library cannot leak the access.
+/// If the buffer is a slice of cudarc, dropping the `Access` makes cudarc record that the stream
+/// uses the slice. A library that enqueues work for its callers must not pass the `Access` to these
+/// callers. Otherwise a caller could leak the `Access`, for example with `std::mem::forget`, and
+/// cudarc would not record the use.
 ///
-/// The access is not `Send`, because each thread has a different per-thread stream:
+/// An `Access` is not `Send`: the thread that enqueues the work must also drop the `Access`. On
+/// another thread, the handle of the per-thread stream would refer to a different stream. So this
+/// code does not compile:
 ///
 /// ```compile_fail
 /// fn sent<T: Send>() {}
@@ -40,8 +44,8 @@ pub struct Access<'a> {
     /// Whether dropping the access always makes the slice's own stream wait for the work. If
     /// `false`, the stream waits only if cudarc could not record that the work uses the slice.
     joins: bool,
-    /// Makes the type `!Send`, so that the thread that enqueues the work also drops the access.
-    /// Each thread has a different per-thread stream.
+    /// Makes the type `!Send`: the thread that enqueues the work must also drop the `Access`. On
+    /// another thread, the handle of the per-thread stream would refer to a different stream.
     _this_thread: PhantomData<*const ()>,
 }
 
@@ -132,10 +136,11 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Returns whether work on `stream` must be ordered with `own`, the slice's own stream. cudarc
-/// frees the slice in the order of `own`. Returns `false` if `own` and `stream` are the same
-/// stream. Also returns `false` if the caller has disabled cudarc's event tracking. Disabling event
-/// tracking is `unsafe`, and the caller must then order the work.
+/// Returns whether this crate must order work on `stream` with `own`. The stream `own` is the
+/// slice's own stream, and cudarc frees the slice in the order of `own`. Returns `false` if both
+/// are the same stream, which already orders its work. Also returns `false` if the caller has
+/// disabled cudarc's event tracking. Disabling event tracking is `unsafe`, and makes the caller
+/// responsible for the order.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();
     is_other && own.context().is_event_tracking()
@@ -212,7 +217,8 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
         // The error shows that the work failed, so it has ended.
         Err(error) => tracing::error!(%error, "work that uses a cudarc slice failed on a stream other than the slice's own"),
         Ok(false) => {
-            let why = "the slice's own stream is being captured, and the work on another stream has not completed";
+            let why = "another stream has not completed its work on the slice, and the slice's own stream cannot wait for that \
+                       work, because the own stream is being captured; end the capture before the slice is used on other streams";
             tracing::error!(waited = ?longest, "aborting: memory of a cudarc slice is in use: {why}");
             eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
             std::process::abort();

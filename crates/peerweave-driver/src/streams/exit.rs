@@ -28,7 +28,7 @@ static OF_PROCESS: AtomicU32 = AtomicU32::new(0);
 /// Permission for a background thread to call the driver. An exiting process waits until the
 /// permission has been dropped, as described at [`register`](Self::register).
 #[derive(Debug)]
-#[must_use = "the exit of the process waits for this thread only until this value is dropped"]
+#[must_use = "the process can exit while this thread calls the driver, unless the thread keeps this value"]
 pub struct BeforeExit(());
 
 impl BeforeExit {

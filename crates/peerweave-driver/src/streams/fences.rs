@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn at_least_one_of_two_fenced_threads_sees_the_others_write() {
+    fn after_the_fences_at_least_one_thread_reads_the_new_value() {
         // Each thread writes its own word and reads the word of the other thread. Without a fence
         // both threads may read the old value.
         let rounds = 5_000;

@@ -22,9 +22,9 @@ use crate::library::with_context_kept;
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
-/// Returns whether the handle of this stream is valid in every context: the handle of the default
-/// stream or of the per-thread stream. Such a handle refers to the stream of the thread's current
-/// context.
+/// Returns whether this stream is the default stream or the per-thread stream. The handles of these
+/// streams are constants that are valid in every context. Such a handle refers to a stream of the
+/// thread's current context.
 pub(crate) fn is_of_every_context(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() <= LAST_OF_EVERY_CONTEXT
 }
@@ -63,8 +63,8 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// Recording a new stream also removes unused streams if the list is long enough. The minimum
-    /// length is this value or [`Streams::MANY`], whichever is greater.
+    /// Minimum length of `streams` at which unused streams are removed. A removal takes place
+    /// before a new stream is added. Values below [`Streams::MANY`] count as [`Streams::MANY`].
     look_at: usize,
 }
 
@@ -200,11 +200,17 @@ impl Streams {
         noted
     }
 
-    /// Clears `last`, then executes the heavy fence. After this call, the caller may count the
-    /// handles of streams. The fences guarantee one of two results for each thread that calls
-    /// `note` concurrently. Either the count includes the handle of that thread, or that thread
-    /// finds `last` cleared and searches the list. Returns `false` if the operating system has no
-    /// heavy fence. In this case, the caller must not remove any stream.
+    /// Prepares the removal of streams: clears the field `last`, then executes the heavy fence of
+    /// [`fences`]. The caller may then count the handles of each stream, to find the streams that
+    /// can be removed.
+    ///
+    /// Another thread may call [`note`](Self::note) at the same time. The fences guarantee that the
+    /// caller counts the handle of that thread, or that the thread finds `last` cleared. A thread
+    /// that finds `last` cleared waits for the lock of the list, then searches the list for its
+    /// stream.
+    ///
+    /// Returns `false` if the operating system has no heavy fence. The caller must then remove no
+    /// stream.
     fn forget_last(&self) -> bool {
         self.last.store(std::ptr::null_mut(), Ordering::Relaxed);
         fences::heavy()
@@ -240,8 +246,9 @@ impl Streams {
 }
 
 impl Known {
-    /// Removes the idle streams on which no more work can be enqueued, and returns them.
-    /// `outermost` is `true` if this list has no outer list.
+    /// Removes the streams whose work is complete and on which no more work can be enqueued.
+    /// Returns the removed streams. `outermost` is `true` if this list was not created inside
+    /// another list (see [`Streams::within`]).
     fn let_go(&mut self, outermost: bool) -> Vec<Arc<Noted>> {
         // Another handle may enqueue work at any time, in particular between recording and
         // enqueuing. In addition, a stream must stay in this list while a nested list contains it.

@@ -40,7 +40,8 @@ using cuda::std::enable_if;
 #define uint64_t unsigned long
 ";
 
-/// Returns the wrappers of NVSHMEM's device functions that a PTX text calls, in alphabetical order.
+/// Finds the wrapper functions that a PTX text calls. A wrapper calls one device function of
+/// NVSHMEM. Returns the wrappers in alphabetical order.
 ///
 /// # Errors
 /// [`LinkError::Misuse`] if the PTX calls an unknown wrapper, because the PTX was built with a

@@ -1,5 +1,5 @@
 //! The header for kernels in CUDA C++, and the assertions that compare the layouts of its structs
-//! with the layouts of the host.
+//! with the layouts of the structs in Rust.
 
 use std::mem::{align_of, offset_of};
 

@@ -29,7 +29,7 @@ use crate::error::{Failure, NvshmemError, PluginError, StatusCode};
 use crate::sys::{Api, Families};
 use crate::{Version, sys};
 
-/// The vendor's name of the library.
+/// Name of the library in messages.
 const PRODUCT: &str = "NVSHMEM";
 
 /// The oldest supported version.

@@ -12,9 +12,9 @@ use crate::process::{Process, parent_and_start};
 /// Maximum number of ancestors to examine.
 const MAX_GENERATIONS: usize = 64;
 
-/// Returns the process ID and the start time of an ancestor process as text. This ancestor is the
-/// nearest one that lacks the environment variable `name`. If every ancestor has the variable, this
-/// ancestor is the most distant one.
+/// Finds the nearest ancestor process whose environment lacks the variable `name`. If the variable
+/// is in the environment of every ancestor, finds the most distant ancestor instead. Returns the
+/// process ID and the start time of the ancestor as text.
 pub(super) fn of_variable(name: &str) -> Option<String> {
     let (process, _) = ancestor_without(name)?;
     Some(format!("{} {}", process.pid, process.started))

@@ -14,13 +14,14 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl Enqueue<'_> {
-    /// Launches the kernel that `of` selects from [`Kernels`], with one thread.
+    /// Launches a kernel with one thread. The function `of` selects the kernel from [`Kernels`].
     pub(crate) fn kernel<A: KernelArgs>(&mut self, of: impl Fn(&Kernels) -> &LoadedKernel, arguments: A) -> Result<(), Error> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches the kernel that `of` selects from [`Kernels`]. If arguments refer to symmetric
-    /// memory, the caller of the operation or the graph keeps this memory alive.
+    /// Launches a kernel. The function `of` selects the kernel from [`Kernels`]. If arguments refer
+    /// to symmetric memory, this function does not keep that memory alive: the caller of the
+    /// operation does so, or the graph that has captured the operation.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,

@@ -35,10 +35,10 @@ impl Enqueue<'_> {
         Ok(slot)
     }
 
-    /// Keeps the pinned memory in which `source` stores its outcome until the enqueued operation
-    /// has ended. Does nothing if `source` has no such memory. In a group, the caller calls this
-    /// function for each operation except the last one. The outcome of the last operation is the
-    /// outcome of the group, which the caller keeps itself.
+    /// Keeps the memory in which `source` stores an outcome, until the enqueued operation has
+    /// ended. Does nothing if `source` has no such memory. The outcome of a group is the outcome of
+    /// its last operation. So in a group, this function is called for the sources of all other
+    /// operations.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));
@@ -100,9 +100,10 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Copies a result from pinned memory to the caller's memory, or prepares the copy. If the
-    /// [`Copier`] is the stream, enqueues the copy. If it is the calling thread, stores the pinned
-    /// memory in `results`, so that this thread copies after the operation has ended.
+    /// Arranges that a result is copied from pinned memory to the caller's memory. The work that
+    /// writes the result must already be enqueued. With [`Copier::Stream`], this function enqueues
+    /// the copy. With [`Copier::Caller`], the calling thread copies after the operation has ended,
+    /// so this function only adds the pinned memory to `results`.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}

@@ -29,8 +29,9 @@ pub(crate) enum Source {
     /// The operation is a kernel of the application. Only the GPU's failure report shows whether
     /// the kernel failed.
     Launch,
-    /// The operation is a reduction by a function of the caller. The value holds the error of the
-    /// function's first panic, and is empty if the function did not panic.
+    /// The operation is a reduction in which a host function of the caller combines the operands.
+    /// If the function panics, the [`OnceLock`] receives the error of the first panic. Without a
+    /// panic, the [`OnceLock`] stays empty.
     Function(Arc<OnceLock<Error>>),
     /// The operation reads one element. A copy writes the element to word 1 of the slot in pinned
     /// memory.

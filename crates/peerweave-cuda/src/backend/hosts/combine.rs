@@ -33,12 +33,15 @@ pub(super) struct Reduction {
     pub(super) op: ReduceOp,
 }
 
-/// Operands at equal distances in the memory of this device: `number` operands from address `at`,
-/// `stride` bytes apart.
+/// Operands of several ranks, in the memory of this device. The distance between two neighbouring
+/// operands is constant.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
+    /// Address of the first operand.
     pub(super) at: u64,
+    /// Distance in bytes from the start of an operand to the start of the next operand.
     pub(super) stride: usize,
+    /// Number of operands.
     pub(super) number: usize,
 }
 

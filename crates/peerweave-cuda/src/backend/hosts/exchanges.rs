@@ -80,7 +80,7 @@ impl Enqueue<'_> {
             }
             CollectiveKind::Gather => self.messages_between(team, span, &[Message::send(root, from, part)]),
             kind => {
-                assert_eq!(kind, CollectiveKind::Scatter, "peerweave-cuda bug: expected a collective that moves data");
+                assert_eq!(kind, CollectiveKind::Scatter, "peerweave-cuda bug: expected a scatter");
                 self.messages_between(team, span, &[Message::receive(root, to, part)])
             }
         }

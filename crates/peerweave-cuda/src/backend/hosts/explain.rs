@@ -29,7 +29,7 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
             "Peerweave's kernels within hosts and NCCL messages between hosts gather all operands; every rank combines them"
         }
         AllReduce => {
-            "Peerweave's kernels within hosts and NCCL messages between hosts move the data; each rank combines one part and sends its result"
+            "each rank combines one part of the operands and sends the result to all ranks, by Peerweave's kernels within hosts and by NCCL between hosts"
         }
         kind if kind.reduces() => {
             "Peerweave's kernels within hosts and NCCL messages between hosts move the operands to the ranks that combine them"

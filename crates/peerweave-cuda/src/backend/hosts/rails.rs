@@ -215,10 +215,10 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a reduce_scatter. A part has `part` elements. A rail consists of the ranks at the
-    /// same position within their hosts. First, each rank combines the operands of its host, but
-    /// only the parts that belong to ranks of its rail. Then the ranks of each rail exchange these
-    /// partial results, and combine them.
+    /// Enqueues a reduce_scatter with parts of `part` elements. A rail consists of the ranks at the
+    /// same position within their hosts. First, the ranks of each host combine their operands: each
+    /// rank combines the parts for the ranks of its rail. Then the ranks of each rail exchange
+    /// these partial results. Finally, each rank combines the partial results for its own part.
     #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,

@@ -80,7 +80,7 @@ impl Enqueue<'_> {
                 Gather => collectives.gather(stream, from, to, bytes, root),
                 Scatter => collectives.scatter(stream, from, to, bytes, root),
                 kind => {
-                    assert_eq!(kind, CollectiveKind::Broadcast, "peerweave-cuda bug: expected a collective that moves data");
+                    assert_eq!(kind, CollectiveKind::Broadcast, "peerweave-cuda bug: expected a broadcast");
                     collectives.broadcast(stream, from, to, bytes, root)
                 }
             }

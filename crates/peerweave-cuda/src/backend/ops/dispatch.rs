@@ -1,4 +1,5 @@
-//! Enqueues an operation of the portable API: selects the function for its kind.
+//! Enqueues operations of the portable API. Each kind of operation has its own function, which
+//! [`enqueue`] calls.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Collective, CollectiveKind, Op};

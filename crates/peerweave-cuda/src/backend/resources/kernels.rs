@@ -19,8 +19,8 @@ pub(crate) struct Kernels {
     pub(crate) barrier: LoadedKernel,
     pub(crate) put_element: LoadedKernel,
     pub(crate) fill: LoadedKernel,
-    /// Device address of the [`KernelContext`](peerweave_types::KernelContext) that kernels
-    /// receive. The address does not change while the GPU lives.
+    /// Device address of the [`KernelContext`](peerweave_types::KernelContext), which is the first
+    /// argument of every kernel. The address does not change until the [`Gpu`] is dropped.
     context: u64,
 }
 

@@ -19,7 +19,8 @@ pub(crate) enum Copier {
     /// The calling thread copies the operands before the operation is enqueued, and the results
     /// after the operation has ended.
     Caller,
-    /// A thread of the driver copies the operands and the results, in stream order.
+    /// The stream calls host functions that copy the operands and the results. A thread of the
+    /// driver runs these functions.
     Stream,
 }
 
@@ -131,10 +132,12 @@ impl Staged {
         }
     }
 
-    /// Enqueues the copy of the operand from the caller's memory to the pinned memory.
+    /// Enqueues a host function that copies the operand from the caller's memory to the pinned
+    /// memory.
     ///
     /// # Safety
-    /// The requirements of [`fill`](Self::fill) hold until the stream has run the copy.
+    /// Until the host function has returned, the caller's memory meets the requirements of
+    /// [`Staged::fill`](Self::fill).
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// Calls [`Staged::fill`] for the [`Pinned`] to which `data` points. Then drops the handle
         /// that `data` represents.
@@ -150,10 +153,12 @@ impl Staged {
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues the copy of the result from the pinned memory to the caller's memory.
+    /// Enqueues a host function that copies the result from the pinned memory to the caller's
+    /// memory.
     ///
     /// # Safety
-    /// The requirements of [`empty`](Self::empty) hold until the stream has run the copy.
+    /// Until the host function has returned, the caller's memory meets the requirements of
+    /// [`Staged::empty`](Self::empty).
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
         /// Calls [`Staged::empty`] for the [`Pinned`] to which `data` points. Then drops the handle
         /// that `data` represents.
@@ -169,13 +174,14 @@ impl Staged {
         unsafe { self.enqueue(stream, run) }
     }
 
-    /// Enqueues a call of the host function `run`. It copies between the caller's memory and the
-    /// pinned memory, and then drops its handle of the pinned memory. The queue has another handle,
-    /// so the driver's thread, which calls `run`, does not free the pinned memory.
+    /// Enqueues a call of the host function `run`, and passes a handle of the pinned memory to
+    /// `run`. `run` copies between the caller's memory and the pinned memory, and then drops this
+    /// handle. The operation in flight owns another handle, so `run` does not free the pinned
+    /// memory. Host functions must not free pinned memory, because they must not call the driver.
     ///
     /// # Safety
-    /// `run` takes over a raw handle of the pinned memory. The caller's memory stays valid for
-    /// `run` until the stream has passed the call.
+    /// `run` takes ownership of a handle from [`Arc::into_raw`]. The caller's memory stays valid
+    /// for the copy until `run` has returned.
     unsafe fn enqueue(&self, stream: &Arc<CudaStream>, run: unsafe extern "C" fn(*mut c_void)) -> Result<(), DriverError> {
         let data = Arc::into_raw(Arc::clone(&self.0));
         // SAFETY: the caller guarantees that the function takes over the handle.
@@ -188,12 +194,12 @@ impl Staged {
     }
 }
 
-/// Enqueues a call of the host function `run` on a stream that is not being captured.
+/// Enqueues the host function `run` on a stream that is not being captured. The stream calls
+/// `run(data)` once.
 ///
 /// # Safety
-/// The caller must ensure that `run(data)` is sound at any time until the stream has passed the
-/// call. The stream calls `run` once. `run` must not call the driver. If `launch_host` fails, `run`
-/// is not called.
+/// Until the stream has completed this call, it must be sound to call `run(data)` at any time.
+/// `run` must not call the driver. If `launch_host` fails, the stream does not call `run`.
 unsafe fn launch_host(
     stream: &Arc<CudaStream>,
     run: unsafe extern "C" fn(*mut c_void),

@@ -124,8 +124,8 @@ impl State {
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if this PE knows that any PE of the job has died. Kernels can still run after a death,
-    /// because only work that waits for the dead PE fails.
+    /// Fails if this PE knows that another PE of the job has died. The check asks the rendezvous,
+    /// because the death makes only those kernels fail that wait for the dead PE.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         // After finalize, no losses are known, so the outcome of an earlier operation does not
         // change.
@@ -134,8 +134,8 @@ impl State {
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
     }
 
-    /// Fails if an awaited word may never change: if another PE has died or called `shrink`, or if
-    /// all other PEs have left the job.
+    /// Fails if an operation that waits for a change of a word could wait forever. This is the case
+    /// if another PE has died or called `shrink`, or if all other PEs have left the job.
     pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         self.check_targets(call, team)?;
         let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });

@@ -72,8 +72,9 @@ pub(crate) struct Memory {
     pub(crate) rooms_options: CollectivesOptions,
     pub(crate) routes: Arc<Routes>,
     pub(crate) nccl: Entry,
-    /// The records of the collectives that each PE has begun. `None` in a job of one PE, in a job
-    /// on several hosts, and on NVSHMEM's heap.
+    /// For each PE of the job: the records of the collectives that the PE has begun. `None` if the
+    /// job has only one PE or runs on several hosts, or if NVSHMEM has allocated the symmetric
+    /// heap.
     pub(crate) calls: Option<Calls>,
     /// Shows whether the processes of the other PEs have ended. `None` if `calls` is `None`.
     pub(crate) processes: Option<Processes>,
@@ -97,12 +98,14 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Number of created teams, as far as this PE knows from the splits in which it took part. The
-    /// count distinguishes teams that have used the same team number.
+    /// Counts the splits. A split sets the counters of all ranks of the parent team to the same
+    /// value: the largest of their counters, plus 1. The counter distinguishes teams that have used
+    /// the same team number.
     pub(crate) splits: Mutex<u32>,
     /// Locked while this PE creates a team from a list of its members.
     pub(crate) making: Mutex<()>,
-    /// The records of the collectives that each PE has begun: see [`Memory::calls`].
+    /// For each PE of the job: the records of the collectives that the PE has begun. See
+    /// [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
     /// Shows whether the processes of the other PEs have ended: see [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
@@ -129,7 +132,8 @@ pub(crate) struct State {
     /// Pool of pinned memory. An operation uses pinned memory in place of host memory of the
     /// caller.
     pinned: Pieces<Pinned>,
-    /// Empty lists that later operations use. Only operations that consist of messages need lists.
+    /// Pool of cleared lists, so that later operations reuse their allocations. Only operations
+    /// that consist of messages need lists.
     lists: Mutex<Vec<Lists>>,
     /// Pool of temporary device memory of operations.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
@@ -300,8 +304,8 @@ impl State {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }
 
-    /// Drops what this PE keeps for later operations: the teams, the streams without work, the
-    /// pools of temporary memory, and the staging memory of collectives. Called by finalize.
+    /// Drops the streams that the backend created for its own use. Also drops the teams, the pools
+    /// of temporary memory, and the staging memory of collectives. Called by finalize.
     pub(crate) fn drop_streams(&self) {
         lock(&self.idle).clear();
         self.teams.clear();

@@ -56,8 +56,8 @@ pub fn on_device<T: Element>(buffer: &impl DeviceBuffer<T>) -> Result<OnDevice<T
     Ok(unsafe { OnDevice::from_raw(address, buffer.len(), buffer.device() as u32, Arc::new(Kept(keep))) })
 }
 
-/// Owns a slice of cudarc that operations use. The slice has its own stream, which orders the uses
-/// of the slice.
+/// A cudarc slice (device memory) that operations of this backend use. cudarc gives each slice a
+/// stream, and all uses of the slice are ordered on that stream.
 struct Slice<T> {
     slice: Arc<CudaSlice<T>>,
 }

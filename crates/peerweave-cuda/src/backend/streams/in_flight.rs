@@ -30,8 +30,8 @@ pub(super) struct InFlight {
     pub(super) failed: Option<Error>,
 }
 
-/// After [`InFlight::prune`] has asked the driver for complete operations, it asks again only when
-/// this number of operations has been added.
+/// Number of new operations after which [`InFlight::prune`] asks the driver again which operations
+/// are complete.
 const ASK_EACH: usize = 32;
 
 /// Limit of the temporary memory that operations in flight use, in bytes. Above this limit, every

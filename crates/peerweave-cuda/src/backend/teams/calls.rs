@@ -36,7 +36,7 @@ const CALL_WORDS: usize = 5;
 /// the number of calls of the team that this PE has begun. Word 2 is 1 if a graph of this PE has
 /// captured calls of the team. The other words are unused.
 const HEAD_WORDS: usize = 8;
-/// Index of the first word of the message records. The index counts the words of one team.
+/// Index of the first word of the message records, counted from the team's first word.
 const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
@@ -67,39 +67,40 @@ impl Calls {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
 
-    /// Returns the words of PE `pe` by which the surviving PEs agree on a new job.
+    /// Returns the [`SurvivorWords`] of PE `pe`. With these words, the surviving PEs agree on a new
+    /// job.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
 
-    /// Returns word `index` of the records that a PE has for a team.
+    /// Returns the word at `index` among the words in which PE `pe` records its calls on a team.
     fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         let team = team.index() as usize;
         assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team} does not exist");
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns word `index` of the message records that a PE has for a team.
+    /// Returns the word at `index` among the words in which PE `pe` records its messages in a team.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
 
-    /// Returns whether the records of this PE and of PE `pe` for a team can be compared. Returns
-    /// `false` if the records of `pe` belong to a different team with the same number, or if a
-    /// graph has captured calls of one of the two PEs.
+    /// Returns whether this PE can compare its records for a team with the records of PE `pe`.
+    /// Returns `false` if `pe` uses the team's number for a different team, or if a graph of this
+    /// PE or of `pe` has captured calls on the team.
     pub(super) fn can_compare(&self, team: &TeamOf, pe: usize) -> bool {
         let head = |pe: usize, index| self.word(pe, team.number(), index).load(Ordering::Acquire);
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
     }
 
-    /// Returns the index of the first word in the record of call `number`. The index counts the
-    /// words of one team.
+    /// Returns the index of the first word in the record of call `number`, counted from the team's
+    /// first word.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
 
-    /// Starts the records of a new team: deletes the records of an earlier team with the same
-    /// number. No member of the new team may have made a call yet.
+    /// Starts the records of the new team `team`. Deletes the records that a destroyed team with
+    /// the same number has left. No member of the new team may have made a call yet.
     pub(crate) fn begin(&self, team: &TeamOf) {
         let word = |index| self.word(self.me, team.number(), index);
         word(1).store(0, Ordering::Relaxed);
@@ -175,11 +176,16 @@ impl Calls {
     }
 }
 
-/// Compares the first `both` entries of two logs, and returns the first pair of entries that
-/// differ. A log keeps only its last `kept` entries, so this function compares older entries only
-/// by their hash. `read` takes the number of an entry. For each log, it returns the entry and the
-/// hash of all entries up to and including this entry. It returns `None` if the entry was
-/// overwritten.
+/// Compares each entry of a log with the entry of the same number in another log. Returns the first
+/// two entries that differ. Returns `None` if all entries are equal, or if the entries that differ
+/// have been overwritten.
+///
+/// - `both` is the number of entries to compare, from the first entry on. Both logs have at least
+///   this number of entries.
+/// - `kept` is the number of entries that a log stores. A new entry overwrites the oldest entry.
+/// - `read` returns the entry with a given number from each log. Each entry is returned together
+///   with the hash of all entries up to and including this entry. `read` returns `None` if one of
+///   the two entries has been overwritten.
 pub(super) fn first_difference<W: PartialEq>(
     both: u64,
     kept: u64,
@@ -208,7 +214,7 @@ fn describe([what, count, detail]: Words) -> String {
     let known = (CollectiveKind::from_u8(kind), DType::from_u8(dtype), ReduceOp::from_u8(op));
     let (Some(kind), Some(dtype), Some(op)) = known else { return format!("an unknown operation ({what:#x})") };
     let shape = CollectiveShape { kind, dtype, op, root: Rank::new((what >> 32) as u32), count: count as usize, detail };
-    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, by a function of the caller") }
+    if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, with a reduction function of the caller") }
 }
 
 /// Mixes the bits of a word, for hashes. Different words give different results.
@@ -232,7 +238,7 @@ mod tests {
             detail: 0,
         };
         assert_eq!(describe(words_of(shape, false)), "reduce of 17 elements of f32 by max with root 3");
-        assert!(describe(words_of(shape, true)).ends_with(", by a function of the caller"));
+        assert!(describe(words_of(shape, true)).ends_with(", with a reduction function of the caller"));
         assert_eq!(describe([255, 0, 0]), "an unknown operation (0xff)");
     }
 

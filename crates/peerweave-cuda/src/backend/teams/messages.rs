@@ -70,8 +70,9 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the index of the first word of a channel: the messages in one direction between this
-/// rank and rank `peer`. The index counts the words of all channels.
+/// Returns the index of the first word in the records of a channel. The channel consists of the
+/// messages in one direction between this rank and rank `peer`. Index 0 is the first word of the
+/// message records of a team.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS
@@ -84,7 +85,8 @@ const fn at(number: u64) -> usize {
 }
 
 impl Calls {
-    /// Deletes the message records of an earlier team that had the number of `team`.
+    /// Deletes this PE's message records that are stored under the number of the new team `team`.
+    /// These records are from a destroyed team, which had the same number.
     pub(super) fn begin_messages(&self, team: &TeamOf) {
         for peer in 0..MAX_RANKS {
             for direction in [Direction::Send, Direction::Receive] {

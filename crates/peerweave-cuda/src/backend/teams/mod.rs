@@ -27,7 +27,8 @@ use crate::backend::lock::lock;
 use crate::collective::Collectives;
 use crate::team::Team;
 
-/// The collective kernels of a new team, whose members are on one host or on several hosts.
+/// The collective kernels of a new team. The variant depends on whether the team's members are on
+/// one host or on several hosts.
 pub(crate) enum Kernels {
     /// The kernels of a team on one host: this PE maps the memory of all members. `None` if the
     /// team has more than 8 members, or if the heap has no room for the staging memory.
@@ -117,8 +118,8 @@ pub(crate) fn number(team: TeamId) -> KernelTeam {
 }
 
 /// Returns the id of a team. `number` is the team's number in the team table that kernels read. A
-/// later team can reuse this number, so the id also contains `count`: the number of teams that the
-/// members have created, including this team.
+/// later team can reuse this number. The id therefore also contains `count`, the value of
+/// [`State::splits`](crate::backend::state::State::splits) after the split that created the team.
 pub(crate) fn id(number: KernelTeam, count: u32) -> TeamId {
     TeamId(number.index() | (count << 8))
 }

@@ -22,17 +22,18 @@ fn file(bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// The mapping of the words of one PE.
+/// Shared memory of one PE, mapped into this process. In this memory, the PE records its calls as
+/// 64-bit words.
 pub(super) struct Pages {
     base: *mut u64,
     words: usize,
 }
 
 // SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
-// would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
+// would be caught by the test `collectives_of_different_kinds_or_lengths_are_a_mismatch`.
 unsafe impl Send for Pages {}
 // SAFETY: shared: words of a mapping. Synchronised: they are only accessed as atomics. A failure
-// would be caught by the test `collectives_of_different_kinds_or_lengths_mismatch`.
+// would be caught by the test `collectives_of_different_kinds_or_lengths_are_a_mismatch`.
 unsafe impl Sync for Pages {}
 
 impl Pages {
@@ -72,8 +73,8 @@ impl Pages {
 }
 
 impl Pages {
-    /// Returns the words by which the surviving PEs agree on a new job. They start at index
-    /// `index`, which must be a multiple of 8.
+    /// Returns the [`SurvivorWords`] that start at index `index`, which must be a multiple of 8.
+    /// With these words, the surviving PEs agree on a new job.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
         assert!(

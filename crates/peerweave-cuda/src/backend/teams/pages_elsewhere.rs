@@ -18,14 +18,14 @@ impl Pages {
         Err(unsupported(call, "jobs of several PEs with GPUs need Linux"))
     }
 
-    /// Never runs, because no [`Pages`] value exists. On Linux, returns the words by which the
-    /// surviving PEs agree on a new job.
+    /// Cannot be called, because no [`Pages`] value exists on this system. On Linux, the same
+    /// function returns the [`SurvivorWords`] of a PE.
     pub(super) fn survivors(&self, _index: usize) -> &SurvivorWords {
         match *self {}
     }
 
-    /// Never runs, because no [`Pages`] value exists. On Linux, returns the 64-bit word at index
-    /// `_index`.
+    /// Cannot be called, because no [`Pages`] value exists on this system. On Linux, the same
+    /// function returns the 64-bit word at index `_index`.
     pub(super) fn word(&self, _index: usize) -> &AtomicU64 {
         match *self {}
     }

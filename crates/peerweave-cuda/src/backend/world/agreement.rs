@@ -15,8 +15,9 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Pause of a PE between two requests for a member's value in the rendezvous. A PE repeats the
-/// request only if a PE outside the team has been lost.
+/// Pause before a PE reads a member's value again from the rendezvous. [`Rendezvous::get`] waits
+/// for the value, but fails at once if any PE has been lost. If the lost PE is not in the team, the
+/// caller reads again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {

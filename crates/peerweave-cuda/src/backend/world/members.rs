@@ -33,10 +33,10 @@ const SHOWN: usize = 16;
 /// The shortest and the longest pause between two reads of the members' values from the rendezvous.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A value that a PE stores in the rendezvous: a list of PEs and a number. The value is a call or a
-/// refusal. In a call, the list has the members of the new team, and the number is random and
-/// identifies the call. In a refusal, the number is the number of a PE that has passed a different
-/// list, and the list is the list of this PE.
+/// A value that a PE stores in the rendezvous for a `team_of` call. The value is either the PE's
+/// call or a refusal of another PE's call. In a call, `members` is the list that the PE passed, and
+/// `number` is random, so that it identifies the call. In a refusal, `number` is a PE that passed a
+/// different list, and `members` is that different list.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -94,8 +94,10 @@ impl Cuda {
         Ok(record)
     }
 
-    /// Creates the team after all members have called `team_of`. `numbers` has the random number of
-    /// each member's call.
+    /// Creates the team after all members have called `team_of` with the same list. `numbers` has
+    /// one random number for each member, which identifies the member's call. The label of the
+    /// team's exchanges depends on these numbers, so a later call with the same list has a
+    /// different label.
     fn split_members(&self, rendezvous: &Rendezvous, members: &[Pe], numbers: &[u64]) -> Result<TeamRecord, Error> {
         let state = &*self.state;
         let gpu = state.gpu(CALL)?;
@@ -176,9 +178,10 @@ impl State {
         }
     }
 
-    /// Ends two calls that cannot complete because their lists differ: the call `mine` of this PE,
-    /// and the call `theirs` of PE `pe`. Removes `mine` from the rendezvous. Stores a refusal for
-    /// `pe`, and a refusal for each member that waits for `mine`.
+    /// Ends two calls of `team_of` that cannot complete, because their member lists differ: the
+    /// call `mine` of this PE, and the call `theirs` of PE `pe`. Removes `mine` from the
+    /// rendezvous. Stores refusals, which make the call of `pe` fail, and the call of each member
+    /// that waits for `mine`.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;
@@ -187,7 +190,7 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Stores `refusal` for the members that wait for the call `mine` of this PE. The call cannot
+    /// Stores `refusal` for each member that waits for the call `mine` of this PE. `mine` cannot
     /// complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);

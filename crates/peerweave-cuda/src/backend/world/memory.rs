@@ -16,8 +16,10 @@ use crate::route::Routes;
 /// teams, and the options that each of the other teams uses for its collectives.
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
-/// Creates the collectives of the team of all PEs on this host, and staging memory for `teams`
-/// other teams. Each is `None` if the heap has no room for its memory.
+/// Creates the collectives of the team of all PEs on this host, and allocates staging memory for
+/// `teams` other teams. The collectives are `None` if the heap has no room for them, or if the job's
+/// only host has more PEs than the kernels support. The staging memory is `None` if the heap has no
+/// room for it, or if `teams` is 0.
 pub(super) fn teams_memory(
     gpu: &Gpu,
     heap_bytes: u64,

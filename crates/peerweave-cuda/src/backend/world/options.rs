@@ -29,9 +29,9 @@ pub struct CudaOptions {
     /// For measurements: the methods that carry out operations instead of the methods that the
     /// route table chooses.
     pub forced: Forced,
-    /// Maximum number of blocks in the kernel of a collective, and thus of SMs that the kernel
-    /// uses. The limit applies to every team. Default: up to 256 for the team of all PEs, and up to
-    /// 32 for each other team.
+    /// Maximum number of blocks in the kernel of a collective. Each block runs on one SM, so the
+    /// kernel uses at most this number of SMs. The limit applies to every team. Default: up to 256
+    /// for the team of all PEs, and up to 32 for each other team.
     pub max_blocks: Option<u32>,
     /// Whether NCCL may carry out collectives of the team of all PEs. Default: no. If set, NCCL
     /// carries out a collective if the route table says that NCCL is faster, and if NCCL's result

@@ -14,8 +14,8 @@ use crate::gpu::Gpu;
 use crate::route::{Explanation, Limits, Method, Query, RouteTable, Routes};
 
 /// Returns the route table and the forced methods that `options` select. All PEs call this
-/// function, which fails if their options or tables differ. If `options` names no file, GPUs of
-/// different architectures use the built-in table for any architecture.
+/// function, which fails if their options or tables differ. If `options` names no file and the GPUs
+/// have different architectures, all PEs use the built-in table whose architecture is `any`.
 ///
 /// # Errors
 /// [`CudaError::Routes`] if this PE cannot use the file with the route table.

@@ -69,10 +69,12 @@ impl Cuda {
         Self::with(Gpu::new(rendezvous, context, options).map_err(setup)?, given)
     }
 
-    /// Creates the backend on a GPU of a job. The backend takes ownership of `gpu`.
-    /// `World::finalize` ends the GPU. This function loads the kernels of one-sided operations and
-    /// barriers. If such a kernel were loaded later, the load might wait for work on the device,
-    /// such as a kernel that waits for another PE.
+    /// Creates the backend of a PE. The backend takes ownership of `gpu`: `World::finalize` calls
+    /// [`Gpu::end`], which releases the GPU's memory and modules.
+    ///
+    /// This call loads the kernels of one-sided operations and of barriers. Without this call, the
+    /// first use of such a kernel would load the kernel. That load could then wait for work on the
+    /// device, such as a kernel that waits for another PE.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous.

@@ -10,8 +10,9 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::team::{Exchange, Parent, Team};
 
-/// Parses the bytes that a rank sends in a split. Returns two values: the number of created teams
-/// that the rank knows, and a random sentinel for staging memory.
+/// Parses the bytes that a rank sends in a split. The first result is the rank's
+/// [`State::splits`](crate::backend::state::State::splits), a counter of splits. The second result
+/// is a random sentinel for staging memory.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| {
         attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes fit the array")))
@@ -27,20 +28,22 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// Three names of a call that creates a team: the name of the call itself, the name of the team
-/// that its errors mention, and the name of the new team.
+/// Names for a call that creates a team. The first two names are for errors, and the third name is
+/// for the rendezvous.
 pub(super) struct Made {
+    /// Name of the call.
     pub(super) call: &'static str,
-    /// The team that the errors of the call name.
+    /// Name of an existing team, to which errors of the call refer.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
 }
 
 impl Cuda {
-    /// Creates the state that operations of a new team need. `count` is the number of teams that
-    /// its members have created, including this team. `sentinel` is the content of each line of
-    /// staging memory until data arrives. The first member on this host has chosen the sentinel.
+    /// Creates the state that operations of a new team need. `count` distinguishes the team from
+    /// earlier teams with the same number (see [`teams::id`]). `sentinel` is the content of each
+    /// line of staging memory until data arrives. The first member on this host has chosen the
+    /// sentinel.
     fn state_of(
         &self,
         call: &'static str,
@@ -60,9 +63,10 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits the team `parent`. All ranks of this team have already checked that they make the
-    /// same call. In this check, each rank sent bytes, which are in `attached` (see
-    /// [`split_attached`]). `splits` becomes the new number of created teams.
+    /// Splits the team `parent`. Before, all ranks have checked that they make the same call, and
+    /// each rank has sent bytes in this check. `attached` has the bytes of all ranks, which
+    /// [`split_attached`] parses. `splits` is this PE's counter of splits, which this function
+    /// increases.
     #[expect(clippy::too_many_arguments, reason = "both callers have these arguments in separate variables")]
     pub(super) fn split_parent(
         &self,
