@@ -33,7 +33,8 @@ pub(crate) enum Arrival {
     Complete(Vec<u32>),
 }
 
-/// A warp operation that some, but not all, of its lanes have reached.
+/// A warp operation in progress. Some lanes in `mask` have reached the operation and wait for the
+/// other lanes in `mask`.
 #[derive(Debug)]
 struct Pending {
     mask: u32,
@@ -216,7 +217,7 @@ impl Block {
             return None;
         }
         let thread = self.places.iter().position(waits)? as u32;
-        Some((thread, format!("all threads of the block that have not returned wait for each other: {}", self.summary())))
+        Some((thread, format!("the block is deadlocked, because its remaining threads wait for each other: {}", self.summary())))
     }
 
     /// Returns the address and the size in bytes of the dynamic shared memory.

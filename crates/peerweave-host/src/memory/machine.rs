@@ -13,8 +13,8 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests for fewer bytes are always allowed. The system is then not asked how much memory is
-/// available.
+/// Minimum size of a request that is compared with the available memory, in bytes. Smaller requests
+/// are always allowed, and do not read the files of the system.
 const SMALL: usize = 64 << 20;
 
 /// Returns the number of bytes that can be allocated now. The caller compares the result with the

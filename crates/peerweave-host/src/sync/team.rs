@@ -32,10 +32,11 @@ pub(crate) struct TeamState {
     completed: AtomicU32,
     /// Epoch of the latest operation that every rank has entered, as far as this rank knows.
     entered_by_all: AtomicU32,
-    /// Digest of the small broadcasts that this rank has called since its last other operation. The
-    /// root of a small broadcast does not wait, so it does not detect that another rank has called
-    /// a different operation. Such ranks have different digests. The digest is a part of the
-    /// signature of every later call, so the ranks detect the difference in a later call.
+    /// Digest of the latest small broadcasts of this rank: those that the rank has called after its
+    /// last operation of another kind. The root of a small broadcast does not wait. So the root
+    /// does not detect that another rank has called a different operation. In this case, the two
+    /// ranks have different digests. The digest is a part of the signature of every later call, so
+    /// the ranks detect the difference in a later call.
     history: AtomicU64,
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.

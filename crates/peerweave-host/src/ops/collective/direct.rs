@@ -139,8 +139,8 @@ impl Run<'_> {
         self.reduce(&inputs, &[buffers.recv[self.me]], self.op.count, stores);
     }
 
-    /// Runs a broadcast. The root writes the first share of the elements into the results of the
-    /// other ranks. Each other rank reads the remaining elements from the root.
+    /// Runs a broadcast. The ranks divide the work: the root writes the first elements into the
+    /// results of the other ranks, and each other rank reads the remaining elements from the root.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();

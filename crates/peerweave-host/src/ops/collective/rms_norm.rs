@@ -17,7 +17,8 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Splits a call into an all-reduce and the norm that follows it.
+    /// Splits an all-reduce with RMSNorm into its two halves. Returns an all-reduce, and the norm
+    /// that each rank computes after this all-reduce.
     pub(super) fn after(op: &Collective) -> (Collective, Self) {
         let norm = of(op);
         let mut reduction = op.clone();

@@ -1,15 +1,19 @@
-//! Collectives that first copy their operands to memory that all ranks can read. This memory is the
-//! entry line or a staging area. A large operand passes through the staging areas block by block.
+//! Collectives that pass their operands through memory that all ranks can read. For an operand of
+//! at most 24 bytes, this memory is the entry line of the rank. In this cache line, a rank
+//! publishes that it has entered the collective. For other operands, this memory is the rank's
+//! staging area. A large operand passes through the staging areas in rounds, one block in each
+//! round.
 //!
-//! All collectives in this file work in the same way. A rank packs its operand, which means that
-//! the rank copies the operand to this memory. Then all ranks synchronize, and each rank computes
-//! its result from the packed operands. An operand is packed before any result of its block is
-//! written, so a result may overwrite an operand.
+//! All collectives in this file have the same three steps. Each rank packs its operand: it copies
+//! the operand to this memory. Then all ranks synchronize. Then each rank computes its result from
+//! the packed operands. Every block is packed before any result of the block is written, so a
+//! result may overwrite an operand.
 //!
-//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
-//! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
-//! consumed round `i`. The operation ends with one more synchronization. Without it, the next
-//! operation could pack into an area that a rank is still reading.
+//! Each rank has two staging areas. Round `i` uses area `i & 1`, so round `i + 2` overwrites the
+//! data of round `i`. This is safe: a rank packs round `i + 2` after all ranks have packed round
+//! `i + 1`, and a rank packs round `i + 1` after it has read the data of round `i`. After the last
+//! round, the ranks synchronize once more. Without this synchronization, the next operation could
+//! overwrite an area that a rank is still reading.
 
 use super::counts::Counts;
 use super::direct::share;

@@ -32,13 +32,14 @@ enum Slots {
     None = 2,
 }
 
-/// Mask for the last word of an entry. The bits in the mask contain a [`Slots`] value. The other
-/// bits contain the balance of the rank's counts, modulo 2^62.
+/// Mask for the bits in the last word of an entry that contain a [`Slots`] value. The other bits
+/// contain the balance of the rank's counts, modulo 2^62. The balance is a checksum, as described
+/// at [`balance`].
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Total size of all slots in an entry, in bytes. The rest of the entry's payload is one word of
-/// other data.
+/// Total size of all slots in an entry, in bytes. The last word of the entry contains no slot. It
+/// contains the [`Slots`] value and the balance of the rank's counts.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
