@@ -114,8 +114,10 @@ impl Block {
         parts.join(", ")
     }
 
-    /// Records that a thread has reached the barrier of the block. Fails with a message if a thread
-    /// of the block has returned.
+    /// Records that the thread `thread` has reached the barrier of the block. `value` is the
+    /// argument of the thread: the barrier returns whether any thread passed `true`. Fails with a
+    /// message if any other thread of the block has already returned, because the barrier could
+    /// then never complete.
     pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
         if self.returned > 0 {
             return Err(format!(

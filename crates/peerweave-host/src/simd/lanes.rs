@@ -57,11 +57,11 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Raw32: Lanes<Lane = Self>;
     /// The content of a 64-byte register, as an array of elements.
     type Raw64: Lanes<Lane = Self>;
-    /// The elements of a `Raw16`, converted to values for arithmetic.
+    /// The elements of a 16-byte register (`Raw16`), converted to values for arithmetic.
     type Values16: Lanes<Lane = Self::Value>;
-    /// The elements of a `Raw32`, converted to values for arithmetic.
+    /// The elements of a 32-byte register (`Raw32`), converted to values for arithmetic.
     type Values32: Lanes<Lane = Self::Value>;
-    /// The elements of a `Raw64`, converted to values for arithmetic.
+    /// The elements of a 64-byte register (`Raw64`), converted to values for arithmetic.
     type Values64: Lanes<Lane = Self::Value>;
     /// The registers for the values of a whole register of elements. `V` is the type of a register.
     /// If a value is larger than its element, several registers are necessary. For example, the

@@ -60,12 +60,12 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
 }
 
-/// A reduction whose type and operation are known at compile time.
+/// A reduction whose element type and operation are known at compile time.
 ///
 /// # Requirements of its methods
-/// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** In every input and output, the accessed bytes at the given offset are inside the
-///   input or output. These bytes may be accessed as [`reduce`] requires.
+/// - **\[R1\]** The processor has the instruction set `A`, the type parameter of the method.
+/// - **\[R2\]** The method accesses the same range of bytes in every input and every output. This
+///   range does not exceed the inputs and outputs. The accesses are valid as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],

@@ -26,8 +26,9 @@ const LAST_PHASE: u32 = 0xff_ffff;
 /// only a few cache lines at a time.
 const OWNED_BYTES: usize = 1024;
 
-/// Returns the index of the entry line that an operation uses. `epoch` is the number of the
-/// operation in its team.
+/// Returns the index of the entry line for the operation with the number `epoch` in its team. An
+/// entry line is a cache line in which a rank publishes that it has entered an operation. Each rank
+/// has `ENTRY_LINES` entry lines for a team, and uses them in turn.
 #[inline]
 pub(crate) fn line_of(epoch: u32) -> usize {
     epoch as usize % ENTRY_LINES
@@ -74,14 +75,15 @@ impl<'a> Step<'a> {
         (self.epoch & 1) as usize
     }
 
-    /// Returns the index of the entry line that the operation uses.
+    /// Returns the index of the entry line that this operation uses, as described at [`line_of`].
     #[inline]
     pub(crate) fn line(&self) -> usize {
         line_of(self.epoch)
     }
 
-    /// Returns the cache line after the entry line of a rank. It contains the operand of a small
-    /// broadcast.
+    /// Returns the address of the cache line after the entry line of a rank. This cache line
+    /// contains the operand of a broadcast of at most 64 bytes, if the entry line has no room for
+    /// the operand.
     #[inline]
     pub(crate) fn operand(&self, rank: usize) -> *mut u8 {
         self.words(rank).entry[self.line()].operand()

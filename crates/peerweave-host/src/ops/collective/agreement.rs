@@ -8,9 +8,10 @@ use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The call that needs a collective. `User` means that the program has called the collective. With
-/// every other value, the backend runs the collective as a part of another call, such as a split.
-/// Ranks whose purposes differ have a mismatch.
+/// The reason why the backend runs a collective. `User`: the program has called the collective.
+/// Every other value stands for a different call, such as a split. The backend runs the collective
+/// as a part of that call. If the ranks have different purposes, the collective fails with a
+/// mismatch error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -185,9 +186,10 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes of the two calls in a mismatch error: the call of this PE and the call of the other PE.
-/// They are added if both calls have the same parameters, but the PEs have made different small
-/// broadcasts before.
+/// Suffixes of the two descriptions in a mismatch error. The first suffix follows the description
+/// of this PE's call, and the second suffix that of the other PE's call. They are added if both
+/// calls have the same parameters, but the PEs called different broadcasts of at most 64 bytes
+/// before.
 const AFTER_BROADCASTS: &str = " after its earlier broadcasts of at most 64 bytes";
 const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts of at most 64 bytes";
 

@@ -194,9 +194,10 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place. Every two ranks swap two parts: the part from the first rank to
-    /// the second, and the part from the second rank to the first. Each of the two ranks swaps one
-    /// half of the elements.
+    /// Runs an all-to-all in place. Each pair of ranks swaps two parts: the part that the first
+    /// rank sends to the second rank, and the part that the second rank sends to the first rank.
+    /// The two ranks share this work. The lower rank swaps the first half of the elements of both
+    /// parts, and the higher rank swaps the second half.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;

@@ -214,10 +214,12 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 /// Records that an operation of the team has failed on this rank, and publishes the failure to the
 /// other ranks. Later collectives of the team then fail on this rank.
 ///
-/// After a mismatch of calls, the team stays usable: all ranks have detected the mismatch, and no
-/// rank has changed any data. Only the first failure changes the progress word. A later failure
-/// would store a later epoch in this word. The word would then say that this rank has completed the
-/// operation that failed first, which is false.
+/// Does nothing after a mismatch of calls. All ranks have detected the mismatch, and no rank has
+/// changed any data, so the team stays usable.
+///
+/// Also does nothing if an operation of the team has failed before. A rank publishes its failure in
+/// its progress word, together with the number of the operation. A higher number in this word would
+/// say that the rank has completed the operation that failed first, which is false.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -261,10 +263,11 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns by how many operations a rank may be ahead of the other ranks. If the result is `d`,
-    /// a rank may enter an operation only after every rank has entered the operation that was
-    /// issued `d` operations earlier. There are two reasons for a limit: an entry line is used
-    /// again after `ENTRY_LINES` operations, and a staging area after two operations.
+    /// Returns by how many operations the slowest rank may be behind a rank that enters an
+    /// operation. If the result is `d`, a rank enters an operation only after every rank has
+    /// entered the operation that was issued `d` operations earlier. The limit protects memory that
+    /// other ranks still read: a rank reuses an entry line after `ENTRY_LINES` operations, and
+    /// reuses a staging area after two operations.
     #[inline]
     fn behind(self) -> u32 {
         match self {
@@ -390,8 +393,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Publishes the entry of this rank. The entry contains the operand, or the codes of the
-    /// buffers as described at [`Run::code`].
+    /// Publishes the entry of this rank. If the operand is small, this function first copies the
+    /// operand to shared memory: to the entry itself, or to other memory that all ranks can read.
+    /// If the operand is large, nothing is copied. The entry then contains the offsets or addresses
+    /// of the buffers, as described at [`Run::code`]. If the collective has parts of different
+    /// lengths, [`Run::vector_entry`] creates the entry instead.
     #[inline]
     fn enter(&self, algorithm: Algorithm, call: &CallWords, signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };

@@ -9,7 +9,8 @@ use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNor
 /// reduction.
 #[derive(Debug)]
 pub(super) struct Norm {
-    /// The original call, whose result is the norm.
+    /// The collective that the program has called: an all-reduce followed by RMSNorm. Its `recv` is
+    /// the memory of the normalized rows.
     op: Collective,
     /// Memory for the sum of the all-reduce. Used only if the result is quantized, because the sum
     /// then has a different type than the result.

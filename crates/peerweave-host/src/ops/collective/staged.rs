@@ -101,11 +101,13 @@ impl Run<'_> {
     }
 
     /// Returns the address of this rank's operand in the program's buffer. The caller reads this
-    /// operand instead of the packed copy, because a read of the copy would wait until the stores
-    /// of the copy have reached the cache. This is correct even if the collective works in place:
-    /// the result overwrites an element only after the element has been read. Returns `None` if the
-    /// caller must read the packed copy. There are three such cases: the collective has no operand,
-    /// the copy has a different layout, or the program has passed a reduction function.
+    /// buffer instead of the packed copy. A read of the copy would be slower, because it would wait
+    /// until the stores to the copy have reached the cache. Even in an in-place collective the read
+    /// is correct, because each element is read before the result overwrites it.
+    ///
+    /// Returns `None` if the caller must read the packed copy. This is necessary if the collective
+    /// has no operand, if the copy has a different layout, or if the program has passed a reduction
+    /// function.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();

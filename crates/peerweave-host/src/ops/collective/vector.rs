@@ -21,8 +21,9 @@ use crate::simd;
 use crate::sync::wait::Stop;
 use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
-/// The memory in which a rank passes its parts to the other ranks. The entry of the rank encodes
-/// this choice in the lowest bits of its last word.
+/// The memory in which a rank passes its parts to the other ranks. Each rank chooses this memory
+/// for itself. The rank publishes the choice in the lowest bits of `payload[2]`, the last word of
+/// its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Slots {
