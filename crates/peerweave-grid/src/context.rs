@@ -164,8 +164,8 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
 
-/// Prints the message of [`Display`](fmt::Display), because `unwrap` in tests prints errors by
-/// `Debug`.
+/// Prints the message of [`Display`](fmt::Display) in parentheses. A failed `unwrap` prints its
+/// error by `Debug`, so the output of a failed test contains this message.
 impl fmt::Debug for Report {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "Report({self})")

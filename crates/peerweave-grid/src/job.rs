@@ -118,9 +118,10 @@ impl Job {
         }
     }
 
-    /// Sets the options with which launches run. The deadline limits each wait in a kernel. A whole
-    /// launch fails if it takes half a second longer than that deadline. By default the deadline is
-    /// 10 s and the seed is 0.
+    /// Sets the options with which launches run. A wait in a kernel fails if it takes longer than
+    /// the deadline of the options. A whole launch may take half a second longer than this
+    /// deadline, so that its threads can detect the failure of a wait and return. By default, the
+    /// deadline is 10 s and the seed is 0.
     #[must_use]
     pub fn options(mut self, options: Options<'static>) -> Self {
         self.options = options;

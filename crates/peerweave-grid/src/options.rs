@@ -74,13 +74,13 @@ impl<'a> Launch<'a> {
         };
         let Shape { grid, block, shared_bytes, cooperative } = self.shape;
         if !grid.is_grid() {
-            return wrong("the grid", grid.to_string(), "1 to (2147483647, 65535, 65535) blocks".to_string());
+            return wrong("the grid", grid.to_string(), "from (1, 1, 1) to (2147483647, 65535, 65535) blocks".to_string());
         }
         if !block.is_block() {
             return wrong(
                 "the block",
                 block.to_string(),
-                "1 to (1024, 1024, 64) threads, and at most 1024 threads in all".to_string(),
+                "from (1, 1, 1) to (1024, 1024, 64) threads, and at most 1024 threads in total".to_string(),
             );
         }
         if shared_bytes > MAX_SHARED_BYTES {

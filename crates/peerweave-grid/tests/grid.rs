@@ -63,7 +63,7 @@ fn barrier_orders_accesses_under_any_seed() {
 }
 
 #[test]
-fn every_thread_gets_true_if_one_passes_true_to_sync_threads_or() {
+fn sync_threads_or_returns_true_if_one_thread_passes_true() {
     explore(SEEDS, |seed| {
         go(seed, 2, 70, &|| {
             let me = gpu::thread_idx().x;
@@ -188,7 +188,7 @@ fn all_blocks_of_a_large_grid_run() {
 }
 
 #[test]
-fn grids_on_one_schedule_can_wait_for_each_other() {
+fn grids_on_one_host_thread_can_wait_for_each_other() {
     explore(SEEDS, |seed| {
         let flags = [const { AtomicU32::new(0) }; 3];
         let bodies: Vec<_> = (0..3)
@@ -411,7 +411,7 @@ fn invalid_launch_shapes_are_refused() {
     let refused = |grid: (u32, u32, u32), block: (u32, u32, u32)| {
         go(0, grid, block, &|| panic!("a thread of a refused grid ran")).unwrap_err().to_string()
     };
-    assert!(refused((0, 1, 1), (1, 1, 1)).starts_with("test: the grid is (0, 1, 1), expected 1 to"));
+    assert!(refused((0, 1, 1), (1, 1, 1)).starts_with("test: the grid is (0, 1, 1), expected from (1, 1, 1) to"));
     assert!(refused((1, 65536, 1), (1, 1, 1)).contains("the grid is (1, 65536, 1)"));
     assert!(refused((1, 1, 1), (1025, 1, 1)).contains("the block is (1025, 1, 1)"));
     assert!(refused((1, 1, 1), (32, 33, 1)).contains("at most 1024 threads"));

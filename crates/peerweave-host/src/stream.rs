@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, Weak};
 use std::time::{Duration, Instant};
 
-/// Maximum time for which a stream-ordered call waits on the thread of its caller.
+/// Maximum time for which a stream-ordered call blocks its caller while it waits for other PEs.
+/// After this time, the thread of the stream continues the operation, and the call returns.
 const CALLER_BUDGET: Duration = Duration::from_millis(1);
 
 /// The handle of a stream.

@@ -96,8 +96,8 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
 #[track_caller]
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
-    assert_eq!(barrier.mine, "barrier after the small broadcasts of this PE");
-    assert_eq!(barrier.theirs, "barrier after different small broadcasts");
+    assert_eq!(barrier.mine, "barrier after its earlier broadcasts of at most 64 bytes");
+    assert_eq!(barrier.theirs, "barrier after different broadcasts of at most 64 bytes");
     for round in 0..10 {
         let mut sum = [1u32; 20];
         team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();

@@ -78,7 +78,7 @@ fn calls_to_live_pes_succeed_after_a_pe_has_left() {
 }
 
 #[test]
-fn test_of_a_signal_word_fails_once_all_other_pes_have_left() {
+fn polling_a_signal_word_fails_once_all_other_pes_have_left() {
     on_threads(2, &HostOptions::default(), |world| {
         let word = world.alloc_zeroed::<u64>(1).unwrap();
         world.team().barrier_blocking().unwrap();

@@ -96,7 +96,7 @@ fn tests_may_use_crates_of_the_same_or_a_lower_layer() {
 }
 
 #[test]
-fn examples_of_a_crate_may_use_the_crate_that_reexports_it() {
+fn examples_may_use_a_higher_crate_that_reexports_their_crate() {
     let rules = Rules { forbidden: &[], examples_up: &[("core", "api")], no_std: &[] };
     let workspace = workspace(&[("core", Some(1), &[("api", "dev")]), ("api", Some(2), &[])], &[], "");
     assert_eq!(workspace.faults(&rules), []);

@@ -69,7 +69,7 @@ fn import_through_a_reexport_counts_for_the_inner_module() {
 }
 
 #[test]
-fn modules_missing_from_table_or_source_are_faults() {
+fn module_in_only_one_of_readme_table_and_source_is_a_fault() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the module `team`; {row}")]);

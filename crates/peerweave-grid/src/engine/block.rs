@@ -33,7 +33,8 @@ pub(crate) enum Arrival {
     Complete(Vec<u32>),
 }
 
-/// A warp operation that some, but not all, of its lanes have reached.
+/// A warp operation in progress. Some lanes in `mask` have reached the operation and wait for the
+/// other lanes in `mask`.
 #[derive(Debug)]
 struct Pending {
     mask: u32,
@@ -113,8 +114,10 @@ impl Block {
         parts.join(", ")
     }
 
-    /// Records that a thread has reached the barrier of the block. Fails with a message if a thread
-    /// of the block has returned.
+    /// Records that the thread `thread` has reached the barrier of the block. `value` is the
+    /// argument of the thread: the barrier returns whether any thread passed `true`. Fails with a
+    /// message if any other thread of the block has already returned, because the barrier could
+    /// then never complete.
     pub(crate) fn arrive(&mut self, thread: u32, value: bool) -> Result<Arrival, String> {
         if self.returned > 0 {
             return Err(format!(
@@ -216,7 +219,7 @@ impl Block {
             return None;
         }
         let thread = self.places.iter().position(waits)? as u32;
-        Some((thread, format!("all threads of the block that have not returned wait for each other: {}", self.summary())))
+        Some((thread, format!("the block is deadlocked, because its remaining threads wait for each other: {}", self.summary())))
     }
 
     /// Returns the address and the size in bytes of the dynamic shared memory.

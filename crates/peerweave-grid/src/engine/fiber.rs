@@ -43,8 +43,8 @@ pub(crate) struct Stacks {
     free: Vec<DefaultStack>,
 }
 
-/// Free stacks of ended runs. The key is the size of a stack in bytes. The stacks are kept, because
-/// allocating a stack takes longer than many kernels run.
+/// Free stacks of ended runs, by their size in bytes. Later runs reuse these stacks, because the
+/// allocation of a stack often takes longer than a whole kernel.
 static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::new());
 
 /// Maximum number of stacks of each size in [`FREE`]. A stack occupies memory only for the pages

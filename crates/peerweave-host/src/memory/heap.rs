@@ -69,8 +69,9 @@ impl HeapMap {
         Some(bytes)
     }
 
-    /// Records the end of a range that is now in use, as an offset. Returns the highest end that
-    /// earlier calls have recorded.
+    /// Records that the range of a new allocation ends at the offset `end`. Returns the highest end
+    /// of all earlier allocations. The memory after the returned offset was not allocated before,
+    /// so it is still zero.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);

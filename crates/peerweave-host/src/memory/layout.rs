@@ -163,10 +163,12 @@ pub(crate) struct MailSlot {
 pub(crate) struct Layout {
     pub(crate) n_pes: usize,
     pub(crate) heap_bytes: usize,
-    /// Offset of the block of the first team slot.
+    /// Offset of the first team block. A segment has one team block for each team to which its PE
+    /// can belong. A team block contains the control words, staging areas and mailboxes of one
+    /// team.
     team_blocks: usize,
     team_block_bytes: usize,
-    /// Offset of the lines by which kernels synchronize, from the start of a team's block.
+    /// Offset of the lines by which kernels synchronize, from the start of a team block.
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,
@@ -297,7 +299,8 @@ impl Segments {
         unsafe { &*self.at(pe, 0).cast::<PePage>() }
     }
 
-    /// Returns the words of a PE by which surviving PEs agree on a new job after a failure.
+    /// Returns the words that PE `pe` publishes after the failure of another PE. By these words,
+    /// the surviving PEs agree on a new job.
     pub(crate) fn survivors(&self, pe: usize) -> &SurvivorWords {
         // SAFETY: [L1] the words are inside the page of the PE, behind its `PePage`, and aligned
         // (both asserted above). Zeros are valid `SurvivorWords`, and [L2] all of it is atomic.
@@ -343,8 +346,9 @@ impl Segments {
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// Returns message slot `index` of one mailbox. PE `pe` receives messages of rank `from` in
-    /// this mailbox. `slot` is the slot of the team.
+    /// Returns one message slot of a mailbox. In this mailbox, PE `pe` receives the messages of
+    /// rank `from` of a team. `slot` is the number of the team's block in each segment. `index` is
+    /// the number of the message slot in the mailbox.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`. The slot is inside the mapping, because `from < n_pes`, and
         // aligned, because all sizes are multiples of 128.
@@ -449,7 +453,7 @@ mod tests {
     }
 
     #[test]
-    fn segment_addresses_differ_in_the_lower_28_bits() {
+    fn no_two_segments_have_addresses_with_equal_lower_28_bits() {
         for heap_bytes in [1 << 20, 64 << 20, 100 << 20, 1 << 30, 3 << 30] {
             let layout = Layout::new(64, heap_bytes).unwrap();
             let lower: std::collections::HashSet<_> = (0..64).map(|pe| layout.stride * pe % (1 << 28)).collect();

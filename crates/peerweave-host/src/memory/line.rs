@@ -90,8 +90,9 @@ impl Line {
         whole.then_some(u64::from(halves[0]) | u64::from(halves[1]) << 32)
     }
 
-    /// Returns whether the last published entry of this line has the epoch `epoch` or a later
-    /// epoch. Its epoch must be less than `epoch + 2 * ENTRY_LINES`.
+    /// Returns whether the entry in this line has the epoch `epoch` or a later epoch. An epoch is
+    /// the number of an operation in its team. The epoch in the line must be less than
+    /// `epoch + 2 * ENTRY_LINES`: for larger epochs, the function returns `false`.
     #[inline]
     pub(crate) fn has_reached(&self, epoch: u32) -> bool {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)

@@ -13,8 +13,8 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Requests for fewer bytes are always allowed. The system is then not asked how much memory is
-/// available.
+/// Minimum size of a request that is compared with the available memory, in bytes. Smaller requests
+/// are always allowed, and do not read the files of the system.
 const SMALL: usize = 64 << 20;
 
 /// Returns the number of bytes that can be allocated now. The caller compares the result with the
@@ -40,10 +40,12 @@ fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }
 
-/// Returns how many more bytes a process of some control groups may use. `groups` lists the groups
-/// in the format of `/proc/self/cgroup`, and `mount` is the directory of the cgroup file system.
-/// The limit of a group also applies to the groups inside it. In a container, some groups may be
-/// missing in `mount`, but the outermost group is there.
+/// Returns how many more bytes a process in the control groups `groups` may use. Returns `None` if
+/// no group has a limit. The limit of a group also applies to its child groups.
+///
+/// `groups` has the format of `/proc/self/cgroup`. `mount` is the directory of the cgroup file
+/// system. In a container, this directory may lack some of the groups, but it always contains the
+/// outermost group.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

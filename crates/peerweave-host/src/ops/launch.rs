@@ -27,8 +27,9 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 pub(crate) struct Kernels {
     seed: u64,
     launched: AtomicU64,
-    /// For each team slot, the epochs of the team in the slot. An epoch is a number of completed
-    /// synchronizations.
+    /// The counters of each team to which this PE can belong. The index is the slot number of the
+    /// team. Each team has one counter per thread block ([`Epochs`]). A counter is the number of
+    /// synchronizations that the block has completed in the team.
     epochs: Box<[Epochs]>,
     /// Start times of the kernels that streams are running.
     on_streams: Mutex<Vec<Instant>>,

@@ -197,9 +197,9 @@ impl Shared {
 
 macro_rules! atomic_operation {
     ($name:ident, $atomic:ty, $word:ty) => {
-        /// Performs an atomic operation and returns the old value, or 0 for `Set`. All operations
-        /// except `Set` are sequentially consistent, and `Set` is a release store. A PE that sees
-        /// the new value also sees earlier puts of this PE.
+        /// Performs an atomic operation on `word`. Returns the old value, or 0 for `Set`. `Set` is
+        /// a release store. All other operations are sequentially consistent. If another PE sees
+        /// the new value, that PE also sees the puts that this PE made before this operation.
         #[inline]
         fn $name(word: &$atomic, op: &Atomic) -> $word {
             let operand = op.operand as $word;

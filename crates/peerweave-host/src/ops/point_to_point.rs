@@ -173,8 +173,8 @@ impl Transfers {
         self.all.iter().filter(|transfer| !transfer.is_done())
     }
 
-    /// Returns an error if the peer of a pending transfer can no longer participate. The error
-    /// names the member of the team that failed first.
+    /// Returns an error if a pending transfer can no longer succeed: its peer has left or failed,
+    /// or another member of the team has died. The error names the PE whose failure came first.
     fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
         for transfer in self.pending() {
             let team = &transfer.team;

@@ -10,8 +10,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// consequences of the kept failures.
 const KEPT_FAILURES: usize = 64;
 
-/// The failure of a queued operation. Later operations that are skipped because of this failure get
-/// failures with the same `reported` flag.
+/// The failure of a queued operation. Because of this failure, later operations may be skipped. The
+/// failures of these operations share the `reported` flag with this failure.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
@@ -21,14 +21,15 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates a failure that no call has returned yet.
+    /// Creates the failure of an operation that has failed with `error`. The failure is not
+    /// reported yet.
     pub(crate) fn new(error: Error) -> Self {
         Self { error, reported: Arc::default() }
     }
 
-    /// Creates the failure of a later operation. That operation was skipped because of this
-    /// failure, and `error` is its error. The two failures share one `reported` flag: if a call
-    /// returns one of them, both count as reported.
+    /// Creates the failure of an operation that was skipped because of the failure `self`. `error`
+    /// is the error of the skipped operation. The two failures share one `reported` flag: if a call
+    /// returns either failure, both count as reported.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }

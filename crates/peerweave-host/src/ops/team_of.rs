@@ -1,16 +1,16 @@
-//! Creates a team from a list of members. Only these members participate.
+//! Creates a team from a list of members, in the call `team_of`. Only these members participate.
 //!
-//! Each PE has one block of words for such a call. The PE publishes the list of members in its
-//! block. The first PE of the list is the leader. When all members wait with the same list, the
-//! leader chooses a team slot that is free on all members. A slot is one set of a team's control
-//! words on every PE. The leader asks each member to take the slot. Each member takes the slot and
-//! resets its words of the slot. When all members have done this, the leader publishes to each
-//! member that the team is created.
+//! Each PE has one block of words for this call, and publishes the list of members in its block.
+//! The first PE of the list is the leader. The leader waits until all members have published the
+//! same list. Then the leader chooses a team slot: a set of control words for one team on every PE.
+//! The slot must be free on all members. The leader asks each member to take the slot. The member
+//! reserves the slot and resets its own control words in the slot. Finally, the leader publishes to
+//! each member that the team is created.
 //!
-//! Only the PE that owns a block publishes a call in the block. Only that PE and the leader of the
-//! list change the phase of the call, except that any member may end a call that waits. Each change
-//! is a compare-and-swap of the state, which contains the number of the call. So the leader never
-//! asks a PE whose call has already ended.
+//! The state word in a block contains the number of the call and its phase. Only the owner of the
+//! block starts a call in the block. The owner and the leader change the phase of the call. Any
+//! other member may only end the call, and only while the call waits. Each change is a
+//! compare-and-swap of the whole state word. So a change fails if the call has already ended.
 
 use crate::memory::layout::{MAX_TEAMS, TeamCallWords};
 use crate::ops::shared::Shared;
@@ -44,7 +44,7 @@ mod phase {
     pub(super) const TAKEN: u64 = 3;
     /// The slot is no longer free on the member.
     pub(super) const REFUSED: u64 = 4;
-    /// The team is created.
+    /// The leader has created the team. The call of the member succeeds.
     pub(super) const MADE: u64 = 5;
     /// The leader no longer uses the slot that it had chosen. All members try again.
     pub(super) const CANCELLED: u64 = 6;
@@ -58,8 +58,8 @@ mod phase {
     pub(super) const MISMATCH: u64 = 9;
 }
 
-/// The leader's placeholder for the state word of a member that does not yet wait with the same
-/// list. No state word has this value.
+/// Value in the leader's list of state words, for a member that is not ready: the member does not
+/// wait yet, or waits with another list than the leader. No state word has this value.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
@@ -178,8 +178,9 @@ impl<'a> TeamCall<'a> {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of a member's call to `to`, if the state word of the call is still `seen`.
-    /// The new state word names the PE `named`. Returns `false` if the state has changed.
+    /// Changes the phase of PE `pe`'s call to `to`. The new state word contains the PE `named`.
+    /// Returns `false`, and changes nothing, if the state word differs from the earlier value
+    /// `seen`.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
@@ -198,7 +199,7 @@ impl<'a> TeamCall<'a> {
         (words.state.load(Ordering::Relaxed) == seen).then_some((seen, list))
     }
 
-    /// Returns the list that a PE has published most recently.
+    /// Returns the list of members that PE `pe` has published for its latest `team_of` call.
     fn list_of(&self, pe: usize) -> Vec<usize> {
         let members = self.shared.peers.segments.team_call_members(pe);
         let size = self.words(pe).size.load(Ordering::Relaxed) as usize;
@@ -381,9 +382,11 @@ impl<'a> TeamCall<'a> {
 
     // ---- failures ----
 
-    /// Returns an error if a member has died, has left or shrinks its job. Also returns an error if
-    /// a member waits with a different list that includes this PE. Otherwise, that member and this
-    /// PE would wait for each other until the deadline.
+    /// Returns an error if this call can no longer succeed. There are two cases:
+    ///
+    /// - A member has died, has left or has called shrink.
+    /// - A member waits with a different list that includes this PE. Without the error, that member
+    ///   and this PE would wait for each other until the deadline.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -401,7 +404,7 @@ impl<'a> TeamCall<'a> {
         Ok(())
     }
 
-    /// Returns an error if a member has died, has left or shrinks its job.
+    /// Returns an error if a member has died, has left or has called shrink.
     fn check_lost(&self) -> Result<(), Error> {
         self.others().try_for_each(|pe| self.check_pe(pe))
     }
@@ -419,8 +422,8 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the `team_of` calls of those other members that wait with the same list as this call.
-    /// The state words of the ended calls then contain the phase `reason` and the PE `named`.
+    /// Ends the calls of other members. Only calls that wait with the list of this call are ended.
+    /// Their state words then contain `reason` as the phase, and the PE `named`.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {
@@ -454,8 +457,8 @@ impl<'a> TeamCall<'a> {
         Error::Mismatch(Box::new(Mismatch { team: self.team(), pe: Pe::new(pe as u32), mine, theirs }))
     }
 
-    /// Returns the name of the team for errors of this call. This is the world, because the new
-    /// team has no number yet.
+    /// Returns the team that the errors of this call name. The new team has no number yet, so the
+    /// errors name the world.
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }

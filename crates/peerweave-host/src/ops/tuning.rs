@@ -4,17 +4,18 @@
 //! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
 //! Correctness does not depend on them.
 
-/// Returns the maximum size of a small operand, in bytes. When a rank enters a collective, it
-/// copies a small operand to its staging area. So the collective takes one synchronization instead
-/// of two. For larger operands, this method is slower, because every rank reads the operands of all
-/// other ranks.
+/// Returns the maximum size of a small operand, in bytes. A rank copies a small operand to its
+/// staging area when it enters a collective. The collective then takes one synchronization instead
+/// of two. After such a copy, every rank reads the operands of all other ranks. This takes too long
+/// for larger operands.
 pub(crate) fn staged_limit(n_ranks: usize) -> usize {
     if n_ranks <= 2 { 2048 } else { 4096 }
 }
 
-/// Minimum number of ranks in a team that divides the work of an all-reduce in rounds. Each rank
-/// then reduces one share of every block. The cost is one more synchronization per block. In
-/// smaller teams, every rank reduces all elements.
+/// Minimum number of ranks that divide the work of an all-reduce on large private buffers. Such an
+/// all-reduce passes the operands through the staging areas block by block. Each rank reduces its
+/// share of every block. This costs one more synchronization per block. In smaller teams, every
+/// rank reduces all elements.
 pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 
 /// Minimum size of a collective whose stores bypass the caches. The size is the number of bytes

@@ -1,5 +1,5 @@
-//! Functions of the operating system: memory that PEs share, the processor of a thread, the end of
-//! other processes, and access to their memory.
+//! Functions of the operating system. They provide memory that PEs share, report on which processor
+//! a thread runs, detect that another process has ended, and read the memory of another process.
 //!
 //! `linux` has all of these functions. `portable` has the functions that PEs need if they are
 //! threads of one process. `portable` uses only the standard library, and is for other systems.

@@ -10,7 +10,7 @@ use super::float16;
 
 /// An array with one item for each lane of a vector register.
 pub(super) trait Lanes: Copy {
-    /// The type of the item of one lane.
+    /// Type of an item of the array.
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
@@ -57,14 +57,15 @@ pub(super) unsafe trait Storage: Copy + 'static {
     type Raw32: Lanes<Lane = Self>;
     /// The content of a 64-byte register, as an array of elements.
     type Raw64: Lanes<Lane = Self>;
-    /// The values of `Raw16`.
+    /// The elements of a 16-byte register (`Raw16`), converted to values for arithmetic.
     type Values16: Lanes<Lane = Self::Value>;
-    /// The values of `Raw32`.
+    /// The elements of a 32-byte register (`Raw32`), converted to values for arithmetic.
     type Values32: Lanes<Lane = Self::Value>;
-    /// The values of `Raw64`.
+    /// The elements of a 64-byte register (`Raw64`), converted to values for arithmetic.
     type Values64: Lanes<Lane = Self::Value>;
-    /// The registers that hold the values of one register's elements. `V` is the type of a
-    /// register. If a value is larger than its element, the values need several registers.
+    /// The registers for the values of a whole register of elements. `V` is the type of a register.
+    /// If a value is larger than its element, several registers are necessary. For example, the
+    /// elements of one binary16 register become `f32` values in two registers.
     type Registers<V: Vector>: Copy;
 
     /// Converts the bits of one element to a value for arithmetic. The bits are the low bits of

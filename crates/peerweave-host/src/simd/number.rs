@@ -22,8 +22,8 @@ pub(super) trait Number: Copy {
     fn greatest(self, other: Self) -> Self;
     /// Returns the precomputed values for the division by `count`, which is at least 1.
     fn divisor(count: usize) -> Self::Divisor;
-    /// Returns the quotient of this value and the count for which `divisor` was computed. Integers
-    /// round toward zero.
+    /// Divides this value by a count. `divisor` is the result of [`Number::divisor`] for this
+    /// count. The quotient of integers is rounded toward zero.
     fn over(self, divisor: Self::Divisor) -> Self;
     /// Returns this value. If the value is a NaN, returns the canonical NaN instead.
     fn canonical(self) -> Self;
@@ -87,10 +87,10 @@ macro_rules! float {
 // does not specify the bits of `NAN`.
 float!(f32, u32, i32, 0x7fc0_0000; f64, u64, i64, 0x7ff8_0000_0000_0000);
 
-/// Precomputed values for the division by a fixed count, which becomes a multiplication. See
-/// Granlund and Montgomery, "Division by Invariant Integers using Multiplication" (PLDI 1994),
-/// figure 4.1. The result is exact for every dividend. The division instruction of the processor is
-/// ten times slower and is not available in vectors.
+/// Precomputed values for divisions by the same count. With these values, a multiplication replaces
+/// the division. The result is exact for every dividend. See Granlund and Montgomery, "Division by
+/// Invariant Integers using Multiplication" (PLDI 1994), figure 4.1. The division instruction of
+/// the processor is ten times slower and is not available in vectors.
 #[derive(Clone, Copy)]
 pub(super) struct Reciprocal<T> {
     multiplier: T,

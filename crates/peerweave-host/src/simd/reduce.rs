@@ -60,12 +60,12 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };
 }
 
-/// A reduction whose type and operation are known at compile time.
+/// A reduction whose element type and operation are known at compile time.
 ///
 /// # Requirements of its methods
-/// - **\[R1\]** The processor has the instruction set `A`.
-/// - **\[R2\]** In every input and output, the accessed bytes at the given offset are inside the
-///   input or output. These bytes may be accessed as [`reduce`] requires.
+/// - **\[R1\]** The processor has the instruction set `A`, the type parameter of the method.
+/// - **\[R2\]** The method accesses the same range of bytes in every input and every output. This
+///   range does not exceed the inputs and outputs. The accesses are valid as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -120,8 +120,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Reduces four vectors at the byte offset `at`.
     ///
     /// # Safety
-    /// [R1], and [R2] for four vectors from `at`. If `streaming`, the address at offset `at` in
-    /// every output is a multiple of the vector size.
+    /// The processor has the instruction set `A`, as [R1] requires. In every input and output, four
+    /// vectors from the offset `at` may be accessed, as [R2] requires. If `streaming`, the address
+    /// at offset `at` in every output is a multiple of the vector size.
     #[inline(always)]
     unsafe fn four<A: Arch>(&self, at: usize, streaming: bool) {
         // SAFETY: [R1], [R2]; if `streaming`, every output is aligned at `at`.
@@ -156,7 +157,8 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Reduces one vector at the byte offset `at`.
     ///
     /// # Safety
-    /// [R1], and [R2] for one vector from `at`.
+    /// The processor has the instruction set `A`, as [R1] requires. In every input and output, one
+    /// vector from the offset `at` may be accessed, as [R2] requires.
     #[inline(always)]
     unsafe fn one<A: Arch>(&self, at: usize) {
         // SAFETY: [R1], [R2].
@@ -173,10 +175,13 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 
     /// Reduces `bytes` bytes at the byte offset `at`. `bytes` is less than the size of a vector.
-    /// The unused lanes of the vector are zero.
+    /// The function loads these bytes into a vector, and fills the other lanes of this vector with
+    /// zeros.
     ///
     /// # Safety
-    /// [R1], and [R2] for `bytes` bytes from `at`. `bytes` is less than the size of a vector.
+    /// The processor has the instruction set `A`, as [R1] requires. In every input and output,
+    /// `bytes` bytes from the offset `at` may be accessed, as [R2] requires. `bytes` is less than
+    /// the size of a vector.
     #[inline(always)]
     unsafe fn part<A: Arch>(&self, at: usize, bytes: usize) {
         // SAFETY: [R1], [R2].
@@ -201,7 +206,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// elements of the first input, and `scalar` is the scalar of this input.
     ///
     /// # Safety
-    /// As required by [R1].
+    /// The processor has the instruction set `A`, as [R1] requires.
     #[inline(always)]
     unsafe fn first<A: Arch>(&self, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -213,10 +218,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 
     /// Adds one more input to the reduction, and returns the new intermediate state. `vector`
-    /// contains elements of this input.
+    /// contains elements of this input, and `scalar` is the scalar of this input.
     ///
     /// # Safety
-    /// As required by [R1].
+    /// The processor has the instruction set `A`, as [R1] requires.
     #[inline(always)]
     unsafe fn next<A: Arch>(&self, state: State<A, S>, vector: A::Vector, scalar: S::Value) -> State<A, S> {
         // SAFETY: this processor has the instructions of `A`, [R1].
@@ -231,7 +236,7 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     /// Returns the result of a reduction. `state` is the intermediate state after the last input.
     ///
     /// # Safety
-    /// As required by [R1].
+    /// The processor has the instruction set `A`, as [R1] requires.
     #[inline(always)]
     unsafe fn last<A: Arch>(&self, state: State<A, S>) -> A::Vector {
         let mut sums = values_of::<A, S>(state);

@@ -64,8 +64,8 @@ impl Peers {
         }
     }
 
-    /// Returns an error if the job was aborted. If the job was aborted and PEs are processes, ends
-    /// this process.
+    /// Succeeds if the job was not aborted. If the job was aborted, there are two cases. If PEs are
+    /// threads, returns an error. If PEs are processes, ends this process.
     pub(crate) fn check_abort(&self) -> Result<(), Error> {
         self.abort_error().map_or(Ok(()), Err)
     }

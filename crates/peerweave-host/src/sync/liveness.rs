@@ -25,8 +25,8 @@ pub(crate) struct Liveness {
 
 #[derive(Debug)]
 enum Process {
-    /// The PE is this PE, or a thread of this process. The state in the page of the PE shows when
-    /// the PE leaves.
+    /// The PE is this PE, or another thread of this process. So its process has not ended. The PE
+    /// publishes in its page, which is in shared memory, that it leaves.
     Own,
     /// The PE is another process, which this process watches.
     Watched(Watch),
@@ -53,7 +53,7 @@ impl Liveness {
             match own.number_of(&theirs) {
                 Ok(pid) => Process::Watched(Watch::of(pe, pid)),
                 Err(why) => {
-                    tracing::warn!(pe, %why, "this process cannot watch the process of the PE; the rendezvous will report its end");
+                    tracing::warn!(pe, %why, "this process cannot detect the end of the PE; the rendezvous will report the end of the PE");
                     Process::Distant
                 }
             }

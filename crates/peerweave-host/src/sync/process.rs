@@ -60,7 +60,8 @@ impl Identity {
         }
     }
 
-    /// Publishes the identity in the page of a PE of this process.
+    /// Writes this identity of a process to the page of a PE, which is in shared memory. The PE
+    /// must run in this process. Other processes read the identity to find the process of the PE.
     pub(crate) fn publish(&self, page: &PePage) {
         page.pid.store(self.pid, Ordering::Relaxed);
         page.pid_namespace.store(self.namespace, Ordering::Relaxed);

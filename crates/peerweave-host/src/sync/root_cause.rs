@@ -1,10 +1,12 @@
-//! Finds the PE whose failure came first. A PE that fails because of another PE stores the number
+//! Finds the PE whose failure came first. If a PE fails because of another PE, it stores the number
 //! of that other PE in a failure word in shared memory. PEs that detect the failure follow these
-//! words to the first failure.
+//! words from PE to PE, until they find the first failure.
 //!
-//! A failure word is 0, or names a PE and the cause of its failure. Each word has one writer. The
-//! word of a team is written at most once. The word in the page of a PE is replaced only if the PE
-//! that the word names is not gone. A PE is gone if the PE has died or left.
+//! A failure word is 0, or contains a PE and the cause of its failure. Only one PE writes each
+//! word. Each PE has one failure word for every team, and one in its page for all operations. A
+//! word for a team is written at most once. The word in a page may be replaced by a later failure.
+//! It is not replaced if it names another PE that has died or left, because the later failure is
+//! then a consequence.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;
@@ -154,9 +156,12 @@ impl Peers {
         }
     }
 
-    /// Checks whether an operation of a team can still succeed. The operation needs `peer`. If any
-    /// other member has died, returns that member and the cause. Otherwise, if `peer` has left or
-    /// failed, returns `peer` and the cause. Otherwise, returns `None`.
+    /// Checks whether an operation of a team can still succeed. The operation needs the member
+    /// `peer`. `slot` is the number of the team's block in each segment.
+    ///
+    /// If any other member has died, returns that member and the cause. If no other member has
+    /// died, but `peer` has left or has failed in this team, returns `peer` and the cause.
+    /// Otherwise, returns `None`.
     pub(crate) fn unavailable(&self, members: &[usize], slot: usize, peer: usize) -> Option<(usize, PeerCause)> {
         let mut others = members.iter().copied().filter(|&pe| pe != self.me);
         if let Some(dead) = others.find(|&pe| self.liveness.gone(pe) == Some(PeerCause::Died)) {

@@ -41,8 +41,9 @@ pub(crate) fn checked() {
 
 impl Peers {
     /// Returns an error if PE `target` has died or left. The error names the PE whose failure came
-    /// first. After an error, every later one-sided call of this thread checks its target, until a
-    /// check finds no failure.
+    /// first. One-sided calls of a thread normally run this check at intervals
+    /// ([`CALLS_PER_CHECK`]). After an error, every later one-sided call of this thread runs the
+    /// check, until a check finds no failure.
     #[cold]
     pub(crate) fn check_target(&self, call: &'static str, target: usize) -> Result<(), Error> {
         match self.liveness.gone(target).filter(|_| target != self.me) {

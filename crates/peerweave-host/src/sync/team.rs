@@ -32,10 +32,11 @@ pub(crate) struct TeamState {
     completed: AtomicU32,
     /// Epoch of the latest operation that every rank has entered, as far as this rank knows.
     entered_by_all: AtomicU32,
-    /// Digest of the small broadcasts that this rank has called since its last other operation. The
-    /// root of a small broadcast does not wait, so it does not detect that another rank has called
-    /// a different operation. Such ranks have different digests. The digest is a part of the
-    /// signature of every later call, so the ranks detect the difference in a later call.
+    /// Digest of the small broadcasts (at most 64 bytes) that this rank has called since its last
+    /// operation that was not a small broadcast. The root of a small broadcast does not wait, so it
+    /// does not detect that another rank has called a different operation. In this case, the
+    /// digests of the two ranks differ. The signature of every later call contains the digest, so
+    /// the ranks detect the difference in a later call.
     history: AtomicU64,
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.
@@ -178,10 +179,10 @@ impl TeamState {
         self.entered_by_all.store(epoch, Ordering::Relaxed);
     }
 
-    /// Returns a digest of this rank's latest small broadcasts. The digest covers the small
-    /// broadcasts after the last operation of another kind. Returns 0 if there are none. The digest
-    /// is a part of the next call's signature. So if ranks have called different small broadcasts,
-    /// the next call in which the ranks wait for each other detects the difference.
+    /// Returns a digest of the small broadcasts (at most 64 bytes) that this rank has called since
+    /// its last operation that was not a small broadcast. Returns 0 if there are none. The
+    /// signature of every call contains this digest. If ranks have called different small
+    /// broadcasts, they detect the difference in the next call that waits for all ranks.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)
@@ -357,7 +358,7 @@ impl Teams {
     }
 }
 
-/// Returns the slot of a team, which is also its number in the contexts of kernels.
+/// Returns the slot of a team. Kernels identify the team by the same number.
 pub(crate) fn slot_of(id: TeamId) -> usize {
     (id.0 & 0xff) as usize
 }

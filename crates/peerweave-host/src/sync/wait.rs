@@ -83,8 +83,8 @@ pub(crate) struct Waiter<'a> {
     slow: Option<Slow>,
 }
 
-/// The state of a wait from its first reading of the clock on. The first polls of a wait do not
-/// read the clock.
+/// The part of the state of a wait that contains times. The first polls of a wait do not read the
+/// clock, so a short wait does not have this part.
 #[derive(Debug)]
 struct Slow {
     since: Instant,

@@ -145,7 +145,7 @@ fn unconnected(nccl: Nccl, contexts: &[Arc<CudaContext>], config: &Config) -> Re
     let outcome = call.and_then(|()| first.comm.wait(&first.stream, SHORT));
     // One thread has all ranks, so the communicator detects that the thread has omitted the other
     // ranks. The error is returned before the deadline.
-    expect("the first all_reduce, on one rank only,", began, Duration::ZERO, outcome, |error| {
+    expect("all_reduce on only one of the unconnected ranks", began, Duration::ZERO, outcome, |error| {
         matches!(error, NcclError::Timeout(_)) || matches!(error.misuse_kind(), Some(MisuseKind::NotInGroup { .. }))
     })?;
     Communicator::wait_for_dropped(DEADLINE).then_some(()).ok_or("an abort did not complete before the deadline")?;

@@ -1,5 +1,5 @@
-//! Checks every operation for every element type on every kind of team, and calls that must be
-//! refused.
+//! Checks every operation for every element type on every kind of team. Also checks that incorrect
+//! calls are refused with an error.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -350,11 +350,12 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     sorted.get(rank - 1).copied()
 }
 
-/// Reads the records of the PEs, and prints each line when it is complete.
+/// Reads the records of the PEs, and computes the lines of the comparison from them.
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
-    /// Whether lines are printed when they are complete.
+    /// Whether this reporter prints each line as soon as the line is complete. If `false`, the
+    /// caller prints all lines later, after PyTorch has been measured.
     pub(super) is_printed: bool,
 }
 

@@ -227,7 +227,7 @@ mod tests {
     use crate::workload::op::BenchOp;
 
     #[test]
-    fn reported_time_is_the_median_of_batch_maxima_over_pes() {
+    fn median_time_uses_the_slowest_pe_of_each_batch() {
         let mut collector = Collector::new(config(BenchOp::AllReduce, 2, &[1 << 20]));
         assert_eq!(collector.take(ready(1)), News::Nothing);
         assert_eq!(collector.take(ready(0)), News::AllReady);

@@ -1,7 +1,8 @@
 //! Maps each operation of `bench` to its NVSHMEM call, and holds the memory that the calls use.
 //!
-//! Invariant: all PEs count the same number of calls. A PE that makes no calls itself counts the
-//! calls of PE 0. So each PE knows the expected value of the word that the calls change.
+//! Invariant: the call count `Calls::made` is the same on all PEs. A PE that makes no calls adds
+//! the number of calls that PE 0 makes. So each PE knows the expected value of the word that the
+//! calls change.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -123,8 +124,8 @@ pub(crate) struct Calls<'a, T> {
     /// Symmetric word of the operation: the target of signals, or the word that atomic operations
     /// change.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Number of calls so far. The number is the same on every PE, because a PE that makes no calls
-    /// itself counts the calls of PE 0.
+    /// Number of calls so far. The number is the same on every PE: a PE that makes no calls adds
+    /// the number of calls that PE 0 makes.
     pub(super) made: u64,
     /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,

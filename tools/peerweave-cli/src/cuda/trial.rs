@@ -63,9 +63,10 @@ pub(crate) trait Trial<T: Sample> {
     /// Enqueues `times` calls. Then enqueues the operation that completes the calls, if the library
     /// needs such an operation.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
-    /// Corrects the number of calls made, after a graph was captured or launched. A launch adds the
-    /// calls of the graph. A capture subtracts them (negative `_calls`), because captured calls are
-    /// not executed.
+    /// Adds `_calls`, which may be negative, to the number of executed calls. After a capture, the
+    /// captured calls are subtracted: [`Self::enqueue`] has counted them, but they were not
+    /// executed. Each launch of the graph adds its calls. The default implementation does nothing,
+    /// for libraries whose trial needs no such number.
     fn count(&mut self, _calls: i64) {}
     /// Waits until the stream has completed all enqueued work.
     fn finish(&self) -> Result<(), Failure>;

@@ -18,8 +18,9 @@ pub(super) fn multicast() -> Multicast {
     Multicast { allowed: false, why: Some(NOT_BUILT_IN.to_owned()) }
 }
 
-/// Reports no GPUs, because this command cannot look for GPUs. The reason also says whether
-/// NVIDIA's kernel module is loaded, because a machine with this module has GPUs.
+/// Returns an empty list of GPUs, with the reason: this command was built without support for GPUs,
+/// so it cannot look for them. If NVIDIA's kernel module is loaded, the reason also says this,
+/// because the machine then has GPUs.
 pub(super) fn peers() -> Peers {
     let loaded = Path::new("/proc/driver/nvidia/version").exists();
     let driver = if loaded { "NVIDIA's driver is loaded on this machine; " } else { "" };

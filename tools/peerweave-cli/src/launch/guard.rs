@@ -97,7 +97,8 @@ impl Guard {
         }
     }
 
-    /// Stops the guard without killing a group.
+    /// Kills the guard process, and waits for its end. So the process groups that the guard watches
+    /// are not killed.
     pub(super) fn stop(&mut self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,8 +1,11 @@
-//! Queues of the launcher's standard output and error. Writes never block.
+//! Queues for the launcher's standard output and standard error. A write never blocks the launcher.
 //!
-//! Invariant: lines of a stream are written whole and in the order in which they were queued, also
-//! across both streams if both are the same file. A reader that stalls blocks the PEs, because the
-//! launcher no longer reads their pipes, but never blocks the launcher.
+//! Invariant: every line is written whole. The lines of a stream are written in the order in which
+//! they were queued. If both streams are the same file, the lines of both streams together have
+//! this order.
+//!
+//! If a stream is not read for a long time, its queue becomes full. The launcher then stops reading
+//! the output of the PEs, so the PEs block in their writes. The launcher itself does not block.
 
 use std::collections::VecDeque;
 use std::io;

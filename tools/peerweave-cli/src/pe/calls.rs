@@ -490,7 +490,8 @@ where
     })
 }
 
-/// Returns whether all data of a ping-pong fits into the value of its signal.
+/// Returns whether the operation is a ping-pong with at most 8 bytes of data. Such a ping-pong
+/// sends only signals. The value of each signal takes the place of the data.
 pub fn is_signal_alone(view: &View, element_bytes: usize) -> bool {
     view.op == BenchOp::PingPong && view.counts.param * element_bytes <= size_of::<u64>()
 }

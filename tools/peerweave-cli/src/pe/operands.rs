@@ -78,11 +78,13 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// The operations that reduce. Their calls are compiled for every numeric type.
+/// Marker type for the operations that reduce elements. Their calls are compiled for every numeric
+/// type.
 pub enum Reducing {}
 
-/// The operations that only move elements. Their calls are compiled for only one element type of
-/// each size.
+/// Marker type for the operations that only move elements, such as a broadcast. The calls depend
+/// only on the size of an element. So they are compiled for one element type of each size, not for
+/// all element types.
 pub enum Moving {}
 
 macro_rules! work {
@@ -121,8 +123,8 @@ pub struct Typed<'a, T, M, W> {
 }
 
 impl<'a, T: Sample, M: Memory<T>, W> Typed<'a, T, M, W> {
-    /// Selects the memory of one case, in place or out of place. The memory is a range of each of
-    /// the `buffers`.
+    /// Selects the memory of one case, in place or out of place. The case uses the first elements
+    /// of each buffer in `buffers`.
     ///
     /// # Errors
     /// The buffers are too short.

@@ -45,7 +45,7 @@ pub struct TuneArgs {
     /// Calls per batch; default: as many as run in 3 milliseconds
     #[arg(long, value_name = "I", value_parser = clap::value_parser!(u64).range(1..=1_000_000))]
     pub iters: Option<u64>,
-    /// Time calls that are enqueued one by one, instead of CUDA graphs of 20 calls
+    /// Measure calls that are enqueued one by one, instead of CUDA graphs of 20 calls
     #[arg(long)]
     pub eager: bool,
     /// Stop the measurement of an operation after this time, with exit code 124

@@ -95,8 +95,8 @@ pub struct BenchArgs {
     /// and put-strided: one quiet at the end of each batch instead of one after each call
     #[arg(long)]
     pub nbi: bool,
-    /// Time each call or graph separately, and wait for its end before the next call or graph; only
-    /// with --backend nvshmem
+    /// Measure each call or graph separately, and wait for its end before the next call or graph;
+    /// only with --backend nvshmem
     #[arg(long)]
     pub each: bool,
     /// Print how each call is carried out and why: the algorithm, the launch shape, and the row or
@@ -106,7 +106,7 @@ pub struct BenchArgs {
     /// Clock of the measurement; default: events with --backend nvshmem, otherwise wall
     #[arg(long, value_enum)]
     pub clock: Option<Clock>,
-    /// Time stream-ordered calls: enqueue all calls of a batch, then wait for them
+    /// Measure stream-ordered calls: enqueue all calls of a batch, then wait for them
     #[arg(long, conflicts_with = "dirty")]
     pub stream: bool,
     /// Whether to bind each PE to its own processor, if there are enough processors

@@ -8,9 +8,9 @@ use clap::ValueEnum;
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-/// Number of times that each PE arrives late when a barrier is checked. Once is not enough, because
-/// the system may suspend a PE that leaves the barrier too early. If the late PE arrives in the
-/// meantime, the error is not detected.
+/// Number of rounds in which each PE arrives late while a barrier is checked. A faulty barrier lets
+/// another PE leave before the late PE arrives. One round can miss this fault: if the system
+/// suspends the leaving PE until the late PE has arrived, the measured times look correct.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
 /// An operation that `bench` can measure.
@@ -213,8 +213,9 @@ impl BenchOp {
         )
     }
 
-    /// Returns whether one quiet can complete several calls. This is true for operations with a
-    /// nonblocking form, and for `p` and `put-strided`.
+    /// Returns whether the operation supports `--nbi`: one quiet completes all calls of a batch.
+    /// `put`, `get` and `put-signal` then use their nonblocking forms. `p` and `put-strided` have
+    /// no nonblocking form, but one quiet can also complete several of their calls.
     pub const fn has_nbi(self) -> bool {
         matches!(self, Self::Put | Self::Get | Self::PutSignal | Self::PutStrided | Self::P)
     }

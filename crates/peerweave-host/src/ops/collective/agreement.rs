@@ -8,9 +8,10 @@ use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The call that needs a collective. `User` means that the program has called the collective. With
-/// every other value, the backend runs the collective as a part of another call, such as a split.
-/// Ranks whose purposes differ have a mismatch.
+/// The reason why the backend runs a collective. `User`: the program has called the collective.
+/// Every other value stands for a different call, such as a split. The backend runs the collective
+/// as a part of that call. If the ranks have different purposes, the collective fails with a
+/// mismatch error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -28,8 +29,8 @@ impl Purpose {
     const ALL: [Self; 8] =
         [Self::User, Self::Allocate, Self::Release, Self::Split, Self::Destroy, Self::Finalize, Self::Join, Self::Place];
 
-    /// Returns the name of the call for which the backend runs the collective. Returns `None` for a
-    /// collective that the program has called.
+    /// Returns the name of the call that needs the collective, such as `split`. Returns `None` for
+    /// [`Purpose::User`], because the program itself has called the collective.
     pub(super) fn call(self) -> Option<&'static str> {
         match self {
             Self::User => None,
@@ -53,9 +54,9 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Position of the element type in the word that encodes an allocation: the number of the type's
-/// lowest bit. The lower bits contain the number of bytes, or 2^48 - 1 if the request is larger.
-/// Such a large request fails anyway, because it exceeds the address space.
+/// Index of the lowest bit of the element type, in the word that encodes an allocation. The bits
+/// below this bit contain the requested number of bytes. If the request is larger than 2^48 - 1
+/// bytes, they contain 2^48 - 1. Such a request fails anyway, because it exceeds the address space.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -68,14 +69,15 @@ fn allocation(detail: u64) -> Allocation {
     }
 }
 
-/// Encodes a step of a split in one word. The word contains the number of the step and the
-/// arguments of the split. All ranks must have the same word. `claimed` is `false` in the first
-/// step, which exchanges the requests of the ranks. `claimed` is `true` in the second step, which
-/// checks whether all ranks have reserved a team slot.
+/// Encodes the arguments of a split in one word. Ranks compare this word. A split takes two steps.
+/// In the first step, the ranks exchange their requests, and `claimed` is `false`. In the second
+/// step, they check whether all ranks have reserved a slot for the new team, and `claimed` is
+/// `true`. The word contains `claimed`, so ranks in different steps have different words.
 ///
-/// A job has at most 4096 PEs. So in a strided split, the first rank of the new team takes 12 bits
-/// of the word, and the number of ranks 13 bits. A new team of one rank needs no stride, so ranks
-/// do not compare the stride.
+/// In a strided split, the word contains the first rank of the new team in 12 bits and the number
+/// of ranks in 13 bits. This is sufficient, because a job has at most 4096 PEs. A new team of one
+/// rank needs no stride. The word then contains the stride 1, so ranks do not compare their
+/// strides.
 pub(crate) fn split_detail(call: SplitCall, claimed: bool) -> u64 {
     let (kind, arguments) = match call {
         SplitCall::Strided(TeamShape { start, stride, size }) => {
@@ -184,11 +186,12 @@ impl Run<'_> {
     }
 }
 
-/// Suffix of the description of this PE's call in a mismatch error. The suffix is added if both
-/// calls have the same parameters, but the small broadcasts before the calls differ. The next
-/// constant is the suffix for the call of the other PE.
-const AFTER_BROADCASTS: &str = " after the small broadcasts of this PE";
-const AFTER_OTHER_BROADCASTS: &str = " after different small broadcasts";
+/// Suffixes of the two descriptions in a mismatch error. The first suffix follows the description
+/// of this PE's call, and the second suffix that of the other PE's call. They are added if both
+/// calls have the same parameters, but the PEs called different broadcasts of at most 64 bytes
+/// before.
+const AFTER_BROADCASTS: &str = " after its earlier broadcasts of at most 64 bytes";
+const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts of at most 64 bytes";
 
 /// Converts a mismatch of calls to an error.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {

@@ -1,16 +1,17 @@
-//! Small broadcasts, which do not synchronize the ranks. The root does not wait for other ranks,
-//! and a rank that is not the root waits only for the root.
+//! Small broadcasts. They do not synchronize the ranks: the root waits for no rank, and every other
+//! rank waits only for the root.
 //!
-//! The number of entry lines limits how many operations the root can be ahead: see
-//! [`Step::wait_to_enter`]. With two PEs, a broadcast of 64 B takes about half as long as one in
-//! which the root waits.
+//! Each rank has a few entry lines. In an entry line, the rank publishes that it has entered an
+//! operation. The number of these lines limits how many operations the root can be ahead: see
+//! [`Step::wait_to_enter`]. With two PEs, a broadcast of 64 B takes about half as long as it would
+//! take if the root waited.
 //!
-//! A rank that waits compares its call with the call of the root. The root does not compare calls.
-//! So every rank also adds a broadcast that succeeded to its
-//! [history](crate::sync::team::TeamState::history), which is a part of the signatures of its next
-//! calls. If the histories of two ranks differ, the next collective in which the ranks wait for
-//! each other fails on all ranks with a mismatch. After this collective, the histories are empty,
-//! so the team stays usable.
+//! Every rank except the root compares its call with the call of the root. The root compares
+//! nothing, so it can miss a mismatch. Therefore each rank has a
+//! [history](crate::sync::team::TeamState::history): a digest of its small broadcasts. The history
+//! is a part of the signature of the rank's next call. If the histories of two ranks differ, the
+//! next collective that synchronizes the ranks fails on all ranks with a mismatch. This collective
+//! also empties the histories, so the team stays usable.
 //!
 //! [`Step::wait_to_enter`]: crate::sync::step::Step::wait_to_enter
 
@@ -54,9 +55,9 @@ impl Run<'_> {
     }
 }
 
-/// Returns the new digest of the small broadcasts after a further small broadcast. `signature` is
-/// the signature of the further broadcast. This signature already contains the digest of the
-/// earlier small broadcasts.
+/// Returns the history of a rank after a small broadcast: a digest of this broadcast and of the
+/// small broadcasts before it. `signature` is the signature of this broadcast. This signature
+/// already contains the earlier history.
 #[inline]
 pub(super) fn history_after(signature: u64) -> u64 {
     signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)

@@ -1,6 +1,9 @@
-//! The element counts of collectives whose parts have different lengths, such as all-to-all-v.
-//! Ranks publish the counts in their staging areas in two cases: the counts of two ranks disagree,
-//! or the parts are too long for slots (see `vector.rs`).
+//! The element counts of collectives with parts of different lengths, such as all-to-all-v. Ranks
+//! exchange all counts in two cases only: the counts of two ranks disagree, or a part is longer
+//! than a slot. A slot is the room for one part in an entry line or a staging area (see
+//! `vector.rs`).
+//!
+//! Each rank publishes its counts in its staging area, which is a buffer in shared memory.
 
 use super::Run;
 use super::agreement::mismatch;
@@ -42,7 +45,8 @@ impl Counts {
         self.get(from, to, 0)
     }
 
-    /// Returns the offset of the elements for `to` in the send buffer of `from`.
+    /// Returns an offset in the send buffer of rank `from`, in elements. The elements for rank `to`
+    /// start at this offset.
     pub(super) fn send_offset(&self, from: usize, to: usize) -> usize {
         self.get(from, to, 1)
     }
@@ -51,7 +55,8 @@ impl Counts {
         self.get(at, from, 2)
     }
 
-    /// Returns the offset of the elements from `from` in the receive buffer of `at`.
+    /// Returns an offset in the receive buffer of rank `at`, in elements. The elements from rank
+    /// `from` start at this offset.
     pub(super) fn recv_offset(&self, at: usize, from: usize) -> usize {
         self.get(at, from, 3)
     }
@@ -106,8 +111,8 @@ impl Run<'_> {
         unsafe { &*at }
     }
 
-    /// Writes the counts of this rank to the staging area of this rank, after the codes of its two
-    /// buffers.
+    /// Writes the codes of this rank's two buffers, and then its counts, to its staging area. A
+    /// code is the offset or the address of a buffer, as described at [`Run::code`].
     pub(super) fn publish_counts(&self, counts: &VectorCounts) {
         for (index, code) in [self.code(self.op.send), self.code(self.op.recv)].into_iter().enumerate() {
             self.count_word(self.me, index).store(code, Ordering::Relaxed);
@@ -121,8 +126,9 @@ impl Run<'_> {
         }
     }
 
-    /// Returns two codes of `rank`: the code of its send buffer and the code of its receive buffer.
-    /// `rank` must have published its counts, because the codes precede the counts.
+    /// Returns the codes of the send buffer and the receive buffer of `rank`. A code is the offset
+    /// or the address of a buffer, as described at [`Run::code`]. `rank` must have published its
+    /// counts, because it publishes the codes together with the counts.
     pub(super) fn codes(&self, rank: usize) -> [u64; CODES] {
         std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
     }
@@ -156,8 +162,9 @@ impl Run<'_> {
 mod tests {
     use super::*;
 
-    /// Returns the sum of the balances of all ranks. `sent[r][p]` and `received[r][p]` are the
-    /// counts of rank `r` for rank `p`.
+    /// Returns the sum of the [`balance`]s of all ranks. The sum is 0 if the counts of all ranks
+    /// agree. `sent[r][p]` is the number of elements that rank `r` sends to rank `p`.
+    /// `received[r][p]` is the number of elements that rank `r` receives from rank `p`.
     fn sum(sent: &[Vec<usize>], received: &[Vec<usize>]) -> u64 {
         let balance = |(rank, (sent, received)): (usize, (&Vec<usize>, &Vec<usize>))| {
             balance(rank, &VectorCounts::packed(sent.clone(), received.clone()))

@@ -20,11 +20,14 @@ use peerweave_core::backend::{Collective, CollectiveKind as Kind};
 use peerweave_types::SymOffset;
 use std::ops::Range;
 
-/// Returns whether a collective of `n` ranks reads private buffers of other processes. An
-/// all-to-all in place does not, because a rank would have to write to the memory of its peers. A
-/// reduce does not, because only the root would do work. All-reduce, reduce-scatter, broadcast and
-/// all-gather do so only in small teams. In larger teams, staging areas are faster, because they
-/// stay in a cache.
+/// Returns whether the ranks of a collective read each other's private buffers. `n` is the number
+/// of ranks.
+///
+/// - Gather, scatter and all-to-all: yes. An all-to-all in place is an exception, because a rank
+///   would have to write to the memory of its peers.
+/// - All-reduce, reduce-scatter, broadcast and all-gather: only in small teams. In larger teams,
+///   staging areas are faster, because they stay in a cache.
+/// - Other collectives: no. In a reduce, for example, only the root would do work.
 pub(super) fn serves(op: &Collective, in_place: InPlace, n: usize) -> bool {
     match op.kind {
         Kind::AllReduce | Kind::AllReduceRmsNorm | Kind::ReduceScatter | Kind::Broadcast | Kind::AllGather => {
@@ -83,7 +86,9 @@ impl Run<'_> {
         self.step.sync(1)
     }
 
-    /// Reduces the elements `range` of the operands of all ranks, and stores the result to `to`.
+    /// Reduces the operands of all ranks, but only their elements with the indices in `range`.
+    /// Stores the result at `to`. Before the reduction, the function copies the operands from the
+    /// memory of other processes to the staging areas of this rank.
     fn reduce_fetched(&self, entries: &[Entry], range: Range<usize>, to: *mut u8) -> Result<(), Stop> {
         let size = self.element_bytes();
         // The two staging areas of this rank are contiguous, and no other rank uses them in this

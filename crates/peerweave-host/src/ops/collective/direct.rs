@@ -149,8 +149,8 @@ impl Run<'_> {
         self.reduce(&inputs, &outputs, self.op.count, self.reduction_stores(&inputs, &outputs, bytes_of_all));
     }
 
-    /// Runs a broadcast. The root writes the first share of the elements into the results of the
-    /// other ranks. Each other rank reads the remaining elements from the root.
+    /// Runs a broadcast. The ranks divide the work: the root writes the first elements into the
+    /// results of the other ranks, and each other rank reads the remaining elements from the root.
     fn direct_broadcast(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let root = self.op.root.index();
@@ -204,9 +204,10 @@ impl Run<'_> {
         }
     }
 
-    /// Runs an all-to-all in place. Every two ranks swap two parts: the part from the first rank to
-    /// the second, and the part from the second rank to the first. Each of the two ranks swaps one
-    /// half of the elements.
+    /// Runs an all-to-all in place. Each pair of ranks swaps two parts: the part that the first
+    /// rank sends to the second rank, and the part that the second rank sends to the first rank.
+    /// The two ranks share this work. The lower rank swaps the first half of the elements of both
+    /// parts, and the higher rank swaps the second half.
     fn direct_exchange(&self, buffers: &Buffers) {
         let size = self.element_bytes();
         let bytes = self.op.count * size;

@@ -72,16 +72,17 @@ pub(crate) struct CollectiveTask<'a> {
     norm: Option<Box<Norm>>,
 }
 
-/// A collective's position among the operations of its team, and the reason why the collective
-/// runs.
+/// The position of a collective among the operations of its team, and the purpose of the
+/// collective. The purpose says which call needs the collective: the program has called the
+/// collective itself, or has made another call, such as a split.
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// One more parameter of the call. All ranks must pass the same value. The meaning of the value
-    /// depends on `purpose`.
+    /// Arguments of the call that needs the collective, encoded in one word. `purpose` determines
+    /// the encoding. All ranks must have the same word.
     detail: u64,
 }
 
@@ -190,8 +191,9 @@ impl Drop for EndOnPanic<'_> {
     }
 }
 
-/// Waits until the earlier operations of the team have ended on this PE. Each of these operations
-/// has a deadline. So this function fails if they have not ended within twice the deadline.
+/// Waits until the earlier operations of the team have ended on this PE. If `limit` is a deadline,
+/// the wait may take twice as long, because an earlier operation may run until its own deadline.
+/// After this time, the collective fails with a timeout.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -212,10 +214,12 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
 /// Records that an operation of the team has failed on this rank, and publishes the failure to the
 /// other ranks. Later collectives of the team then fail on this rank.
 ///
-/// After a mismatch of calls, the team stays usable: all ranks have detected the mismatch, and no
-/// rank has changed any data. Only the first failure changes the progress word. A later failure
-/// would store a later epoch in this word. The word would then say that this rank has completed the
-/// operation that failed first, which is false.
+/// Does nothing after a mismatch of calls. All ranks have detected the mismatch, and no rank has
+/// changed any data, so the team stays usable.
+///
+/// Also does nothing if an operation of the team has failed before. A rank publishes its failure in
+/// its progress word, together with the number of the operation. A higher number in this word would
+/// say that the rank has completed the operation that failed first, which is false.
 #[cold]
 fn fail(step: &Step<'_>, error: &Error) {
     if !matches!(error, Error::Mismatch(_)) && step.team.failure().is_none() {
@@ -238,15 +242,17 @@ struct Run<'a> {
     detail: u64,
 }
 
-/// The method by which the operands of a collective reach other ranks. The choice depends only on
-/// values that the signature covers, so all ranks choose the same algorithm.
+/// The way in which the operands of a collective reach the other ranks. The choice depends only on
+/// parameters that all ranks must pass alike, so all ranks choose the same algorithm. Each call has
+/// a signature, which is a digest of these parameters. Ranks compare their signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
     /// The collective has no operands.
     Arrival,
     InLine,
-    /// The collective is a small broadcast. The operand is in the cache line after the entry line
-    /// of the root.
+    /// A small broadcast whose operand is too long for an entry line. In its entry line, a rank
+    /// publishes that it has entered the collective. The root writes the operand to the cache line
+    /// after its entry line.
     BehindLine,
     Staged,
     Large,
@@ -257,10 +263,11 @@ enum Algorithm {
 }
 
 impl Algorithm {
-    /// Returns by how many operations a rank may be ahead of the other ranks. If the result is `d`,
-    /// a rank may enter an operation only after every rank has entered the operation that was
-    /// issued `d` operations earlier. There are two reasons for a limit: an entry line is used
-    /// again after `ENTRY_LINES` operations, and a staging area after two operations.
+    /// Returns by how many operations the slowest rank may be behind a rank that enters an
+    /// operation. If the result is `d`, a rank enters an operation only after every rank has
+    /// entered the operation that was issued `d` operations earlier. The limit protects memory that
+    /// other ranks still read: a rank reuses an entry line after `ENTRY_LINES` operations, and
+    /// reuses a staging area after two operations.
     #[inline]
     fn behind(self) -> u32 {
         match self {
@@ -290,12 +297,13 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the data that a rank fetches together with the entry of another rank. In an
-    /// all-reduce with operands of at most one cache line, the rank also fetches the operand from
-    /// the staging area. The all-reduce then takes 0.75 to 0.9 of its time without this fetch. A
-    /// gather or a broadcast does not use this fetch, because between distant processors the fetch
-    /// would make the collective up to 1.2 times slower: a rank with little work would fetch the
-    /// operand before the other rank has written it.
+    /// Returns what a rank fetches together with the entry of another rank. In an all-reduce with
+    /// operands of at most one cache line, this is the operand in the other rank's staging area.
+    /// The fetch shortens the all-reduce by 10 % to 25 %.
+    ///
+    /// Gathers and broadcasts do not use this fetch. A rank with little work would fetch the
+    /// operand before the other rank has written it. Between distant processors, this made the
+    /// collective up to 1.2 times slower.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
@@ -385,8 +393,11 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Publishes the entry of this rank. The entry contains the operand, or the codes of the
-    /// buffers as described at [`Run::code`].
+    /// Publishes the entry of this rank. If the operand is small, this function first copies the
+    /// operand to shared memory: to the entry itself, or to other memory that all ranks can read.
+    /// If the operand is large, nothing is copied. The entry then contains the offsets or addresses
+    /// of the buffers, as described at [`Run::code`]. If the collective has parts of different
+    /// lengths, [`Run::vector_entry`] creates the entry instead.
     #[inline]
     fn enter(&self, algorithm: Algorithm, call: &CallWords, signature: u64) -> Entry {
         let mut entry = Entry { signature, payload: [0; 3] };
@@ -489,10 +500,10 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs the rest of a collective with large operands: the entries contain the codes of the
-    /// buffers, not the operands. All ranks have entered. `phases_done` is the number of phases
-    /// that this collective has already completed. Each phase ends with a synchronization of all
-    /// ranks.
+    /// Runs the rest of a collective with large operands. All ranks have entered. Their entries
+    /// contain no operands. They contain the codes of the buffers, which are offsets or addresses
+    /// (see [`Run::code`]). `phases_done` is the number of phases that this collective has already
+    /// completed. Each phase ends with a synchronization of all ranks.
     fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
             self.direct(entries, counts, phases_done)
@@ -533,8 +544,9 @@ impl Run<'_> {
 
 /// Code of a buffer that the rank did not pass, as described at [`Run::code`].
 const NO_BUFFER: u64 = u64::MAX;
-/// Flag that marks the code of a private buffer. The other bits of the code are an address. The
-/// address is valid in the process of the rank that owns the buffer.
+/// Flag in the code of a buffer. Ranks identify their buffers by codes (see [`Run::code`]). The
+/// flag is set if the buffer is private. The other bits are then the address of the buffer in the
+/// process of the rank that owns the buffer.
 const PRIVATE: u64 = 1 << 63;
 
 /// Returns whether `code` identifies a symmetric buffer. Other ranks can access such a buffer

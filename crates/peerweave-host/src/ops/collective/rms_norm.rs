@@ -9,7 +9,8 @@ use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNor
 /// reduction.
 #[derive(Debug)]
 pub(super) struct Norm {
-    /// The original call, whose result is the norm.
+    /// The collective that the program has called: an all-reduce followed by RMSNorm. Its `recv` is
+    /// the memory of the normalized rows.
     op: Collective,
     /// Memory for the sum of the all-reduce. Used only if the result is quantized, because the sum
     /// then has a different type than the result.
@@ -17,7 +18,8 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Splits a call into an all-reduce and the norm that follows it.
+    /// Splits an all-reduce with RMSNorm into its two halves. Returns an all-reduce, and the norm
+    /// that each rank computes after this all-reduce.
     pub(super) fn after(op: &Collective) -> (Collective, Self) {
         let norm = of(op);
         let mut reduction = op.clone();

@@ -1,15 +1,19 @@
-//! Collectives that first copy their operands to memory that all ranks can read. This memory is the
-//! entry line or a staging area. A large operand passes through the staging areas block by block.
+//! Collectives that pass their operands through memory that all ranks can read. For an operand of
+//! at most 24 bytes, this memory is the entry line of the rank. In this cache line, a rank
+//! publishes that it has entered the collective. For other operands, this memory is the rank's
+//! staging area. A large operand passes through the staging areas in rounds, one block in each
+//! round.
 //!
-//! All collectives in this file work in the same way. A rank packs its operand, which means that
-//! the rank copies the operand to this memory. Then all ranks synchronize, and each rank computes
-//! its result from the packed operands. An operand is packed before any result of its block is
-//! written, so a result may overwrite an operand.
+//! All collectives in this file have the same three steps. Each rank packs its operand: it copies
+//! the operand to this memory. Then all ranks synchronize. Then each rank computes its result from
+//! the packed operands. Every block is packed before any result of the block is written, so a
+//! result may overwrite an operand.
 //!
-//! Reuse of staging areas: round `i` uses area `i & 1`. A rank packs round `i + 2` after it has
-//! seen that every rank has packed round `i + 1`. Each rank packs round `i + 1` only after it has
-//! consumed round `i`. The operation ends with one more synchronization. Without it, the next
-//! operation could pack into an area that a rank is still reading.
+//! Each rank has two staging areas. Round `i` uses area `i & 1`, so round `i + 2` overwrites the
+//! data of round `i`. This is safe: a rank packs round `i + 2` after all ranks have packed round
+//! `i + 1`, and a rank packs round `i + 1` after it has read the data of round `i`. After the last
+//! round, the ranks synchronize once more. Without this synchronization, the next operation could
+//! overwrite an area that a rank is still reading.
 
 use super::counts::Counts;
 use super::direct::share;
@@ -97,11 +101,13 @@ impl Run<'_> {
     }
 
     /// Returns the address of this rank's operand in the program's buffer. The caller reads this
-    /// operand instead of the packed copy, because a read of the copy would wait until the stores
-    /// of the copy have reached the cache. This is correct even if the collective works in place:
-    /// the result overwrites an element only after the element has been read. Returns `None` if the
-    /// caller must read the packed copy. There are three such cases: the collective has no operand,
-    /// the copy has a different layout, or the program has passed a reduction function.
+    /// buffer instead of the packed copy. A read of the copy would be slower, because it would wait
+    /// until the stores to the copy have reached the cache. Even in an in-place collective the read
+    /// is correct, because each element is read before the result overwrites it.
+    ///
+    /// Returns `None` if the caller must read the packed copy. This is necessary if the collective
+    /// has no operand, if the copy has a different layout, or if the program has passed a reduction
+    /// function.
     #[inline]
     fn own_operand(&self) -> Option<*const u8> {
         let lies_apart = self.op.kind == Kind::AllToAllStrided || self.op.function().is_some();

@@ -21,8 +21,9 @@ use crate::simd;
 use crate::sync::wait::Stop;
 use peerweave_core::backend::{CollectiveKind, VectorCounts};
 
-/// The memory in which a rank passes its parts to the other ranks. The entry of the rank encodes
-/// this choice in the lowest bits of its last word.
+/// The memory in which a rank passes its parts to the other ranks. Each rank chooses this memory
+/// for itself. The rank publishes the choice in the lowest bits of `payload[2]`, the last word of
+/// its entry.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 enum Slots {
@@ -32,13 +33,14 @@ enum Slots {
     None = 2,
 }
 
-/// Mask for the last word of an entry. The bits in the mask contain a [`Slots`] value. The other
-/// bits contain the balance of the rank's counts, modulo 2^62.
+/// Mask for the bits in the last word of an entry that contain a [`Slots`] value. The other bits
+/// contain the balance of the rank's counts, modulo 2^62. The balance is a checksum, as described
+/// at [`balance`].
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Total size of all slots in an entry, in bytes. The rest of the entry's payload is one word of
-/// other data.
+/// Total size of all slots in an entry, in bytes. The last word of the entry contains no slot. It
+/// contains the [`Slots`] value and the balance of the rank's counts.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {

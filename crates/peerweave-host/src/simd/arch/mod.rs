@@ -213,11 +213,11 @@ pub(super) unsafe trait Arch: Copy + 'static {
 /// Code that [`Arch::enter`] compiles for each instruction set. `run` and all functions that it
 /// calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
-    /// Runs the code for the instruction set `A`.
+    /// Runs this code, compiled for the instruction set `A`.
     ///
     /// # Safety
-    /// Only [`Arch::enter`] of `A` calls this function. The requirements of the kernel's fields are
-    /// met.
+    /// The caller is [`Arch::enter`] of `A`. The fields of this value meet the requirements of the
+    /// implementing type.
     unsafe fn run<A: Arch>(self);
 }
 

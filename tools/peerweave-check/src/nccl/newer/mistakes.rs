@@ -68,7 +68,7 @@ fn puts(part: &Part<'_>, comm: &Communicator, other: &Communicator, memory: &Ncc
         let wait = [SignalWait { peer: Rank::new(peer as u32), signal, count: 1 }];
         part.refused("a wait for a missing rank", comm.wait_signal(stream, &wait), is_rank);
     }
-    part.refused("a wait for zero signals", comm.wait_signal(stream, &[]), is_misuse);
+    part.refused("wait_signal with an empty list", comm.wait_signal(stream, &[]), is_misuse);
     let beyond = Signal { index: u32::MAX, context: 0 };
     part.refused("a signal with an invalid index", comm.signal(stream, Rank::new(0), beyond), is_misuse);
     part.refused(
@@ -111,7 +111,7 @@ fn nccls(part: &Part<'_>) -> Outcome {
             ("a signal context that was not requested", |comm, stream| {
                 comm.signal(stream, Rank::new(0), Signal { index: 0, context: 999 })
             }),
-            ("a wait for zero signals from a rank", |comm, stream| {
+            ("wait_signal with a SignalWait whose count is 0", |comm, stream| {
                 comm.wait_signal(stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 0 }])
             }),
         ];

@@ -1,5 +1,6 @@
-//! Checks put with signal, signal, and wait for signals: in rings, in both directions, in groups,
-//! with several signals and contexts, and in graphs.
+//! Checks the one-sided calls `put_signal`, `signal` and `wait_signal`. The calls are made between
+//! neighbours in a ring, among all ranks, in groups, with several signals and contexts, and in
+//! graphs.
 //!
 //! On one machine NCCL implements these calls with copy engines and stream memory operations, so a
 //! wait for a signal that never arrives cannot be aborted. Therefore all ranks synchronize on the
