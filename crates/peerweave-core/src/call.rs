@@ -85,8 +85,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 /// memory. A launch has no [`Prepared`], so the caller guarantees that the memory is valid.
 ///
 /// # Safety
-/// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
-/// lives. If the launch is complete when this call returns, the memory need not be valid after the
+/// The memory to which the arguments of `op` refer is valid while the [`Keep`] that `keep` returned
+/// exists. If the launch is complete when this call returns, the memory need not be valid after the
 /// return ([B6]).
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: guaranteed by the caller.

@@ -94,7 +94,8 @@ impl Caps {
     }
 }
 
-/// How a backend computes one combination of reduction, element type and collective.
+/// Properties of a reduction on a backend, such as the order of the operands and the accumulator
+/// type. Each value applies to one collective, one element type and one [`ReduceOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {

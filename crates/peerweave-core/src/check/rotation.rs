@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Calls `start(count)` `calls` times. After each of these calls, calls [`start`] for each of
-    /// `others`. For each index, counts the calls of `start(count)` from one result with this index
-    /// to the next. Returns the largest of these numbers.
+    /// Returns the largest number of calls of `start(count)` from one call to the next call that
+    /// returns the same index. In total, `start(count)` is called `calls` times. After each of
+    /// these calls, [`start`] is called once for each count in `others`.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {

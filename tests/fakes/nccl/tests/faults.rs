@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn valid_all_reduce_config_records_event_invalid_is_refused() {
+fn only_a_valid_all_reduce_config_is_accepted() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);
