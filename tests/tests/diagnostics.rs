@@ -155,7 +155,7 @@ const ELEMENTS: &[Wrong] = &[
         body: "team.wait_until_any_blocking(x, None, Compare::Eq, 1.0);",
         says: &[
             "a PE cannot wait for elements of type `f32`",
-            "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`",
+            "a PE can wait for elements of type `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` or `usize`",
         ],
     },
     Wrong {

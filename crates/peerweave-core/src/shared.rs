@@ -18,11 +18,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// Values of [`Shared::end`], which say whether and how the world has ended.
+/// The values of [`Shared::end`].
 mod end {
     /// The world has not ended.
     pub(super) const NONE: u8 = 0;
+    /// A finalize has ended the world.
     pub(super) const FINALIZED: u8 = 1;
+    /// A shrink has replaced the world.
     pub(super) const SHRUNK: u8 = 2;
 }
 
@@ -39,7 +41,8 @@ pub(crate) struct Shared {
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     aborted: AbortWord,
-    /// Whether and how the world has ended.
+    /// The state of the world: [`end::NONE`] until the world ends, then [`end::FINALIZED`] or
+    /// [`end::SHRUNK`].
     end: AtomicU8,
     /// A lock that a thread holds while it shrinks the world.
     pub(crate) shrinking: Mutex<()>,

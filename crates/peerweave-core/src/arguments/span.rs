@@ -71,8 +71,8 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller of a blocking form lends the memory until the call returns. This variant also
-    /// fills the unused places in a list of owners.
+    /// The caller of a blocking form. The memory is borrowed from the caller until the call
+    /// returns. In an array of owners, `Caller` also marks an unused entry.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),

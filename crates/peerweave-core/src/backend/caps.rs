@@ -52,9 +52,10 @@ impl Caps {
         }
     }
 
-    /// Returns one entry for each defined combination of collective, element type and reduction,
-    /// for [`Caps::reductions`]. `describe` can change each entry. In an unchanged entry, the order
-    /// and the NaN rule are unspecified, the bits of the result may differ among ranks, and
+    /// Returns a list for [`Caps::reductions`], with one entry for each defined combination of
+    /// collective, element type and reduction. Calls `describe` with each entry. `describe` may
+    /// change the properties of the entry. By default, an entry has these properties: the order of
+    /// the operands and the treatment of NaN are unspecified, ranks may get different bits, and
     /// elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();

@@ -206,9 +206,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Runs an operation on the calling thread and returns when the operation is complete.
     ///
     /// An operation may fail before its work has ended, for example at the deadline. The backend
-    /// then calls `keep`, and holds the [`Keep`] until the work has ended (\[B7\]). While the
-    /// [`Keep`] exists, the memory of the operation stays allocated. Private memory need not stay
-    /// allocated, because no work accesses private memory after a failure (\[B1\]).
+    /// then calls `keep`, and holds the returned [`Keep`] until the work has ended: see the promise
+    /// \[B7\] of [`Backend`]. While the [`Keep`] exists, the symmetric memory and the device memory
+    /// of the operation stay allocated. Private memory need not stay allocated: after a failure, no
+    /// work accesses private memory (promise \[B1\]).
     ///
     /// # Safety
     /// The memory that `op` accesses is valid until this call returns. Symmetric memory and device

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_comes_first_within_3n_waits() {
+    fn start_returns_each_index_within_3_times_count_calls() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_comes_first_even_between_waits_for_other_words() {
+    fn start_returns_each_index_despite_calls_with_other_counts() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -235,8 +235,9 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     }
 }
 
-/// Runs the operations of a group in order. Sends to this PE itself and receives from this PE
-/// itself run last: the first send is copied to the first receive, and so on.
+/// Runs the operations of a group in order, except messages from this PE to itself. These messages
+/// are copied last. In each team, the nth message that this PE sends to itself goes to the nth
+/// buffer in which this PE receives from itself.
 fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
     let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();

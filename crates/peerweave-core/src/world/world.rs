@@ -286,7 +286,7 @@ impl World {
     /// let ended = on_threads(2, |world| program(&world));
     /// assert!(matches!(ended, Err(Error::Aborted { by, code: 3 }) if by.get() == 1));
     /// ```
-    #[must_use = "if PEs are threads, `abort` returns: return this error from the PE's closure"]
+    #[must_use = "a PE that is a thread must return this error from its closure"]
     pub fn abort(&self, code: u8) -> Error {
         match self.shared.usable("abort") {
             Ok(()) => self.shared.backend.abort(code),

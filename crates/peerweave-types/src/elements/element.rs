@@ -125,7 +125,7 @@ pub trait AtomicInteger: AtomicElement + Integer {}
 /// element's type is signed, and unsigned otherwise.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
-    note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
+    note = "a PE can wait for elements of type `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` or `usize`"
 )]
 pub trait WaitElement: Integer {}
 

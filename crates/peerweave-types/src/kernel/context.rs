@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn from_number_returns_each_failure_kind_and_each_operation() {
+    fn from_number_returns_the_enum_value_with_that_number() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }
