@@ -44,14 +44,14 @@ const BUFFERS: &[Wrong] = &[
         body: "team.put_blocking(Some([1.5f32]), x, rank);",
         says: &[
             "`Option<[f32; 1]>` cannot be read by an operation on elements of type",
-            "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]` or `&T`",
+            "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&[T]`, `&Vec<T>`, `&[T; N]` and `&T`",
         ],
     },
     Wrong {
         body: "team.get_blocking(x, &[0f32; 4], rank);",
         says: &[
             "`&[f32; 4]` cannot be written by an operation on elements of type `f32`",
-            "`&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` or `&mut T`",
+            "`&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`",
         ],
     },
     Wrong {
@@ -71,15 +71,15 @@ const BUFFERS: &[Wrong] = &[
     Wrong {
         body: "team.scatter_blocking((), x, rank);",
         says: &[
-            "`()` cannot be the operand that the root reads as elements of type",
-            "`&[T]` or `&Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`",
+            "`()` cannot be read at the root of an operation on elements of type",
+            "`&[T]`, `&Vec<T>`, `&[T; N]` and `&T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`",
         ],
     },
     Wrong {
         body: "team.gather_blocking(x, &[0f32; 4], rank);",
         says: &[
-            "`&[f32; 4]` cannot be the result that the root writes as elements of type `f32`",
-            "`&mut [T]` or `&mut Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`",
+            "`&[f32; 4]` cannot be written at the root of an operation on elements of type `f32`",
+            "`&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`",
         ],
     },
     Wrong {
@@ -155,7 +155,7 @@ const ELEMENTS: &[Wrong] = &[
         body: "team.wait_until_any_blocking(x, None, Compare::Eq, 1.0);",
         says: &[
             "a PE cannot wait for elements of type `f32`",
-            "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`",
+            "a PE can wait for elements of type `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` or `usize`",
         ],
     },
     Wrong {

@@ -63,7 +63,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn contexts_have_independent_operations_and_quiet_calls() {
+fn operations_of_a_context_are_independent_of_other_contexts() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             contexts::all_operations(&world);

@@ -81,13 +81,14 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the launch of a kernel. For other operations, a [`Prepared`] names the owners of the
-/// memory. A launch has no [`Prepared`], so the caller guarantees that the memory is valid.
+/// Enqueues the kernel launch `op`, and returns the ticket of the launch. Other operations are
+/// passed as a [`Prepared`], which names the owners of their memory. A launch has no [`Prepared`],
+/// so the caller must keep the memory valid.
 ///
 /// # Safety
-/// The memory to which the arguments of `op` refer is valid while the value that `keep` returned
-/// lives. If the launch is complete when this call returns, the memory need not be valid after the
-/// return ([B6]).
+/// The kernel's arguments refer to memory. This memory is valid while the [`Keep`] that `keep`
+/// returned exists. If the launch is complete when this call returns, the memory must be valid only
+/// until the return.
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: guaranteed by the caller.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

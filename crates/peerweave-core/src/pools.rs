@@ -82,8 +82,8 @@ pub(crate) struct Pools {
     pub(crate) specials: Pool<Special>,
     /// The lists that contain the operations of groups.
     groups: Pool<Vec<Op>>,
-    /// The lists that contain the memory owners of groups, of all-reduces with RMSNorm, and of
-    /// launches.
+    /// Lists of memory owners, which keep the memory of an operation allocated. Only operations
+    /// that may have many owners use these lists: groups, all-reduces with RMSNorm, and launches.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }

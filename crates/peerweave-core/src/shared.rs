@@ -18,11 +18,13 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
-/// Values of [`Shared::end`], which say whether and how the world has ended.
+/// The values of [`Shared::end`].
 mod end {
     /// The world has not ended.
     pub(super) const NONE: u8 = 0;
+    /// A finalize has ended the world.
     pub(super) const FINALIZED: u8 = 1;
+    /// A shrink has replaced the world.
     pub(super) const SHRUNK: u8 = 2;
 }
 
@@ -39,7 +41,8 @@ pub(crate) struct Shared {
     pub(crate) device: Option<u32>,
     guard: ForkGuard,
     aborted: AbortWord,
-    /// Whether and how the world has ended.
+    /// The state of the world: [`end::NONE`] until the world ends, then [`end::FINALIZED`] or
+    /// [`end::SHRUNK`].
     end: AtomicU8,
     /// A lock that a thread holds while it shrinks the world.
     pub(crate) shrinking: Mutex<()>,
@@ -60,8 +63,8 @@ struct Allocations {
 struct Placed {
     end: u64,
     number: u64,
-    /// A weak reference to the value of this allocation. All handles to the allocation share this
-    /// value. The value is dropped with the last handle.
+    /// A weak reference to the `Region` of this allocation, an object that all handles to the
+    /// allocation share. The `Region` is dropped with the last handle.
     handles: Weak<dyn Any + Send + Sync>,
 }
 
@@ -174,18 +177,19 @@ impl Shared {
         number
     }
 
-    /// Stores a reference to the value of the allocation at `at`. All handles to the allocation
-    /// share this value. [`Shared::region_at`] returns the value.
+    /// Stores `handles`, a weak reference to the `Region` of the allocation that starts at `at`. A
+    /// `Region` is an object that all handles to an allocation share. [`Shared::region_at`] returns
+    /// the `Region`.
     pub(crate) fn share(&self, at: SymOffset, handles: Weak<dyn Any + Send + Sync>) {
         if let Some(placed) = self.allocations().places.get_mut(&at.0) {
             placed.handles = handles;
         }
     }
 
-    /// Finds the allocation that contains the `bytes` bytes at `at`. Returns the value that all
-    /// handles to this allocation share. If all handles were dropped, returns a new value, which
-    /// `make` creates from the number, the start and the size of the allocation. Returns `None` if
-    /// no allocation contains all of these bytes.
+    /// Finds the allocation that contains the `bytes` bytes at `at`. Returns the `Region` of the
+    /// allocation, the object that all its handles share. If all handles were dropped, returns a
+    /// new `Region`, which `make` creates from the number, the start and the size of the
+    /// allocation. Returns `None` if no allocation contains all of these bytes.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,

@@ -140,7 +140,7 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
 }
 
 #[test]
-fn parts_reach_the_backend_as_counts_of_an_all_to_all_v() {
+fn parts_argument_is_passed_to_the_backend_as_vector_counts() {
     let s = Scene::new();
     let two = s.y.slice(..2).unwrap();
     let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));
@@ -453,7 +453,7 @@ proptest! {
 
     /// `chunks` divides a buffer as `slice::chunks` divides a slice.
     #[test]
-    fn chunks_of_symmetric_memory_equal_chunks_of_a_slice(len in 0usize..50, chunk in 1usize..60) {
+    fn symmetric_memory_is_divided_into_the_same_chunks_as_a_slice(len in 0usize..50, chunk in 1usize..60) {
         let world = World::new(Noop::new(0, 1)).unwrap();
         let x = world.alloc_zeroed::<u8>(len).unwrap();
         let naive: Vec<u8> = (0..len as u8).collect();

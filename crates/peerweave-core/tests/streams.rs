@@ -113,7 +113,7 @@ fn handles_can_be_dropped_while_operations_are_queued() {
 }
 
 #[test]
-fn p_takes_its_value_at_the_call_but_g_reads_when_it_runs() {
+fn element_puts_and_gets_run_in_stream_order() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let x = world.alloc_zeroed::<peerweave_core::bf16>(3).unwrap();

@@ -55,7 +55,7 @@ fn symmetric_at_refuses_ranges_outside_of_live_allocations() {
 }
 
 #[test]
-fn new_handle_can_release_a_buffer_whose_handles_were_dropped() {
+fn handle_from_symmetric_at_can_release_a_leaked_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();

@@ -52,9 +52,11 @@ fn split_strided_calls_with_different_shapes_are_a_mismatch() {
 #[test]
 fn splits_with_different_calls_or_arguments_are_a_mismatch() {
     Fakes::new().cuda().run(|| {
-        differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
-            world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
-        });
+        differ(
+            "split_2d of the team into rows with x_range 1 (ranks per row)",
+            "split_2d of the team into rows with x_range 2 (ranks per row)",
+            |world, odd| world.team().split_2d(if odd { 1 } else { 2 }).map(drop),
+        );
         differ("split", "split_strided into 2 ranks from rank 1 at stride 1", |world, odd| {
             let shape = TeamShape { start: 1, stride: 1, size: 2 };
             if odd { world.team().split(Some(0), 0).map(drop) } else { world.team().split_strided(shape).map(drop) }

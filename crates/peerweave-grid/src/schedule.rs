@@ -37,7 +37,8 @@ pub(crate) fn mix(word: u64) -> u64 {
 enum Preference {
     /// Threads run in the order in which they became runnable.
     InOrder,
-    /// The thread that became runnable last runs next, so that one thread runs as long as possible.
+    /// The newest runnable thread runs next. A thread that was just preempted is usually the
+    /// newest, so one thread runs as long as possible.
     Newest,
     /// Each thread has the same probability to run next.
     Uniform,

@@ -46,9 +46,11 @@ fn strided_splits_with_different_shapes_are_a_mismatch() {
 
 #[test]
 fn splits_with_different_calls_or_arguments_are_a_mismatch() {
-    differ("split_2d with x_range 1, into rows", "split_2d with x_range 2, into rows", |world, odd| {
-        world.team().split_2d(if odd { 1 } else { 2 }).map(drop)
-    });
+    differ(
+        "split_2d of the team into rows with x_range 1 (ranks per row)",
+        "split_2d of the team into rows with x_range 2 (ranks per row)",
+        |world, odd| world.team().split_2d(if odd { 1 } else { 2 }).map(drop),
+    );
     differ(
         "local_team",
         "split",

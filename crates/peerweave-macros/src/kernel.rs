@@ -278,9 +278,8 @@ impl Signature {
         }
     }
 
-    /// Generates code that calls the kernel's function. The code ignores the result of the
-    /// function: when the function fails, it has already written the failure to the context's
-    /// status.
+    /// Generates code that calls the kernel's function. The code ignores an error that the function
+    /// returns, because the failed operation has already written the error to the context's status.
     fn call(&self, function: &ItemFn, names: &[syn::Ident]) -> TokenStream {
         let name = &function.sig.ident;
         let context = self.has_context.then(|| quote!(&context,));

@@ -70,7 +70,7 @@ pub mod names {
         ("PEERWEAVE_NVJITLINK_PATH", "path of libnvJitLink or its directory"),
         ("PEERWEAVE_CUDA_INCLUDE", "directories of CUDA's headers"),
         ("PEERWEAVE_CACHE_DIR", "directory for the cache of linked kernels"),
-        ("PEERWEAVE_MULTICAST", "off disables multicast objects"),
+        ("PEERWEAVE_MULTICAST", "auto, or off to disable multicast objects"),
     ];
 
     /// The variables with which launchers describe the position of a PE in the job. Each item has

@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn get_mut_fails_for_shared_memory_and_into_vec_for_a_range() {
+    fn sole_handle_to_a_range_allows_get_mut_but_not_into_vec() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

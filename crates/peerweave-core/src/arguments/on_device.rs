@@ -14,13 +14,15 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// A handle to device memory that operations can use, or to a range of such memory. The handle
-/// keeps the owner of the memory alive.
+/// A handle to device memory that is not symmetric, such as memory that another library has
+/// allocated. The handle can be passed to operations. The handle keeps the owner of the memory
+/// alive.
 ///
-/// A clone refers to the same memory. A stream that has a pending operation on the memory also
-/// keeps the owner alive, so handles can be dropped while the operation is pending. If the memory
-/// belongs to a device other than the backend's ([`Caps::device`](crate::Caps::device)), calls
-/// return an error and enqueue nothing.
+/// A clone refers to the same memory. [`OnDevice::slice`] returns a handle to a part of the memory.
+/// While an operation on the memory is pending, its stream also keeps the owner alive. The handles
+/// can therefore be dropped before the operation ends. The memory must belong to the backend's
+/// device ([`Caps::device`](crate::Caps::device)). Otherwise calls return an error and enqueue
+/// nothing.
 ///
 /// ```
 /// use peerweave::backend::DeviceOwner;

@@ -10,8 +10,9 @@ use std::sync::atomic::{AtomicU8, AtomicU64, Ordering::Relaxed};
 
 const WORD: usize = size_of::<u64>();
 
-/// Divides the `bytes` bytes at `at` into single bytes and aligned words. Returns the number of
-/// bytes before the first word, and the number of words.
+/// Divides a memory range into three parts: single bytes, aligned words, and the remaining single
+/// bytes. The range starts at `at`, and has the length `bytes`. Returns the number of bytes before
+/// the words, and the number of words.
 #[inline]
 fn split(at: *const u8, bytes: usize) -> (usize, usize) {
     let head = (at as usize).wrapping_neg() % WORD;

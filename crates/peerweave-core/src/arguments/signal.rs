@@ -12,8 +12,9 @@ use std::sync::Arc;
 /// cost. A struct or thread that may outlive the handle stores a clone of the handle, and borrows
 /// the signal from the clone.
 ///
-/// If another PE waits for a word, change the word only by signals and atomics. A put or a local
-/// store may change the word before the data that the word announces has arrived.
+/// If another PE waits for a word, change the word only by signals and atomics. The word usually
+/// announces that data has arrived. After a put or a local store to the word, the other PE may see
+/// the new value of the word before the data has arrived.
 ///
 /// ```
 /// use peerweave::{Compare, World};

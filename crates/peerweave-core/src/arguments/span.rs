@@ -71,8 +71,8 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller of a blocking form lends the memory until the call returns. This variant also
-    /// fills the unused places in a list of owners.
+    /// The caller of a blocking form. The memory is borrowed from the caller until the call
+    /// returns. In an array of owners, `Caller` also marks an unused entry.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -114,7 +114,7 @@ pub(crate) use sealed::Argument;
 /// also take `&[T]`, `&Vec<T>`, `&[T; N]`, and `&x` for one element.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be read by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]`, `&Vec<T>`, `&[T; N]` or `&T`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&[T]`, `&Vec<T>`, `&[T; N]` and `&T`"
 )]
 pub trait Source<T: Element>: sealed::Argument<T> {}
 
@@ -150,7 +150,7 @@ pub trait Source<T: Element>: sealed::Argument<T> {}
 /// ```
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be written by an operation on elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` or `&mut T`"
+    note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`"
 )]
 pub trait Dest<T: Element>: sealed::Argument<T> {}
 
@@ -192,8 +192,8 @@ pub trait StreamDest<T: Element>: Dest<T> {}
 ///
 /// On other ranks, the operation ignores the argument, which may be [`none`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the operand that the root reads as elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&[T]` or `&Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"
+    message = "`{Self}` cannot be read at the root of an operation on elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&[T]`, `&Vec<T>`, `&[T; N]` and `&T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     /// The type of the memory that the root passes.
@@ -207,8 +207,8 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
 ///
 /// On other ranks, the operation ignores the argument, which may be [`none`].
 #[diagnostic::on_unimplemented(
-    message = "`{Self}` cannot be the result that the root writes as elements of type `{T}`",
-    note = "pass `&Symmetric<T>`, `&Buffer<T>`, `&OnDevice<T>`, or, to a blocking form, `&mut [T]` or `&mut Vec<T>`; an `Option` of these types is accepted; ranks other than the root may pass `none()`"
+    message = "`{Self}` cannot be written at the root of an operation on elements of type `{T}`",
+    note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
     /// The type of the memory that the root passes.

@@ -1,11 +1,14 @@
 //! Handles to symmetric memory. `ops/` defines the operations between PEs.
 //!
-//! Invariants: **\[S1\]** A handle refers to aligned elements within one allocation. Only
-//! `Symmetric::allocate`, `Symmetric::find`, the slicing methods of this file and `view.rs` make
-//! handles. **\[S2\]** The memory is accessed only through the backend, by accesses that stay
-//! defined while a peer accesses the same bytes (\[B4\]). Safe code gets no reference to the
-//! memory. **\[S3\]** The memory stays mapped while a handle, or an operation that uses the memory,
-//! lives: each of these keeps the backend alive.
+//! Invariants:
+//! - **\[S1\]** A handle refers to aligned elements within one allocation. Only
+//!   `Symmetric::allocate`, `Symmetric::find`, the slicing methods of this file and `view.rs` make
+//!   handles.
+//! - **\[S2\]** The memory is accessed only through the backend. These accesses are defined even if
+//!   a peer accesses the same bytes at the same time, as the promise \[B4\] of `Backend` says. Safe
+//!   code gets no reference to the memory.
+//! - **\[S3\]** The memory stays mapped while a handle or an operation refers to the memory,
+//!   because each handle and each operation keeps the backend alive.
 //!
 //! If one thread releases a buffer while another thread uses it, the caller has a bug: the second
 //! thread may access bytes of a new allocation. These bytes lie in the heap, so \[S2\] still holds.

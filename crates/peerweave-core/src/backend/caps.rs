@@ -52,9 +52,10 @@ impl Caps {
         }
     }
 
-    /// Returns one entry for each defined combination of collective, element type and reduction,
-    /// for [`Caps::reductions`]. `describe` can change each entry. In an unchanged entry, the order
-    /// and the NaN rule are unspecified, the bits of the result may differ among ranks, and
+    /// Returns a list for [`Caps::reductions`], with one entry for each defined combination of
+    /// collective, element type and reduction. Calls `describe` with each entry. `describe` may
+    /// change the properties of the entry. By default, an entry has these properties: the order of
+    /// the operands and the treatment of NaN are unspecified, ranks may get different bits, and
     /// elements are accumulated in the element type.
     pub fn reductions_with(mut describe: impl FnMut(&mut ReductionCaps)) -> Vec<ReductionCaps> {
         let mut all = Vec::new();
@@ -94,7 +95,8 @@ impl Caps {
     }
 }
 
-/// How a backend computes one combination of reduction, element type and collective.
+/// Properties of a reduction on a backend, such as the order of the operands and the accumulator
+/// type. Each value applies to one collective, one element type and one [`ReduceOp`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ReductionCaps {

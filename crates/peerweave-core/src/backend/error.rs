@@ -110,7 +110,7 @@ pub enum Error {
     Setup {
         /// The name of the call that failed.
         call: &'static str,
-        /// The error that prevented the start.
+        /// The error that prevented the job from starting.
         source: Arc<dyn std::error::Error + Send + Sync>,
     },
     /// A call to the operating system or to a vendor library failed.
@@ -145,10 +145,10 @@ impl Error {
         }
     }
 
-    /// Converts an error for a backend that shrinks a world. The error occurred while the new job
-    /// was set up, and contains PE numbers of the new job. The result is an error of `call` on
-    /// `team`, with PE numbers of the old job. `old` converts PE numbers of the new job to PE
-    /// numbers of the old job.
+    /// Converts an error from the PE numbers of a new job to the PE numbers of the old job. A
+    /// backend that shrinks a world calls this method if the set-up of the new job fails. The
+    /// result is an error of `call` on `team`, a team of the old job. `old` converts a list of PE
+    /// numbers from the new job to the old job.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -256,8 +256,9 @@ pub struct Timeout {
     /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
     /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// The name of a call that this PE is still running on a stream or on another thread. `None` if
-    /// the failed call did not wait for such a call.
+    /// The name of another call of this PE, which has not ended on a stream or on another thread.
+    /// The failed call waited until that other call ends. `None` if the failed call did not wait
+    /// for another call of this PE.
     pub running: Option<&'static str>,
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
@@ -357,8 +358,9 @@ pub struct KernelFailure {
     pub missing: Option<Pe>,
     /// The code that the kernel passed to `Context::exit`; `None` if there was no such call.
     pub exit_code: Option<u64>,
-    /// A description of the failure. The text names the operation, the expected value and the value
-    /// found, or the block and the thread that failed.
+    /// A description of the failure. If an operation failed, the text names the operation, the
+    /// expected value, and the value that was found. If a thread panicked, trapped or diverged, the
+    /// text names the block and the thread, if they are known.
     pub message: String,
 }
 
@@ -597,8 +599,9 @@ pub enum MisuseKind {
         /// A description of the valid values.
         expected: &'static str,
     },
-    /// A buffer or the scalar of a reduction is missing, or a group lacks the send or receive that
-    /// matches another operation of the group.
+    /// A required parameter is missing, or a group lacks a required call. For example, the root
+    /// passes no buffer, or a premultiplied sum has no scalar. Or a group contains a receive from
+    /// this rank itself, but no matching send.
     #[error("`{argument}` is missing: {why}")]
     Missing {
         /// The name of the missing parameter or call.

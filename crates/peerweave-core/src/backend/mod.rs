@@ -42,7 +42,11 @@ use std::time::Duration;
 /// GPUs, or only simulates a job ([`Noop`](crate::noop::Noop)).
 ///
 /// # Safety
-/// An implementation promises:
+/// [`Backend::run`] and [`StreamBackend::submit`] get a closure `keep`. The closure returns a
+/// [`Keep`], a value that keeps the memory of the operation allocated.
+///
+/// An implementation makes the promises below. The promise \[B6\] concerns streams: see
+/// [`StreamBackend`].
 /// - **\[B1\]** The backend accesses the memory of an [`Op`] only inside the ranges of the
 ///   operation. The accesses happen only from the call to `submit` or `run` until the operation has
 ///   completed or failed. After a failure, no thread or process accesses the caller's private
@@ -59,12 +63,12 @@ use std::time::Duration;
 /// - **\[B5\]** A call that follows [`Backend::finalize`] returns an error or an unspecified value,
 ///   and has no other effect. The same is true for a call that races with `finalize` or with
 ///   [`Backend::release`].
-/// - **\[B7\]** If [`Backend::run`] fails while work that it has started may still access symmetric
-///   or device memory, `run` has called `keep`. The backend holds the value that `keep` returned
-///   until the work has ended, or leaks the value.
+/// - **\[B7\]** [`Backend::run`] may fail while its work is still in progress. If this work may
+///   still access symmetric or device memory, `run` has called `keep`. The backend then holds the
+///   [`Keep`] until the work has ended, or leaks the [`Keep`].
 /// - **\[B8\]** If [`Caps::device`] names a device, the backend calls `keep` before it enqueues an
 ///   operation. Before and after it enqueues the operation, the backend notifies the
-///   [`DeviceOwner`]s in the value that `keep` returned ([`Keep::device_owners`]).
+///   [`DeviceOwner`]s in the [`Keep`]: see [`Keep::device_owners`].
 pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the short name of the backend, such as `host`, `cuda` or `noop`.
     fn name(&self) -> &'static str;
@@ -199,14 +203,17 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// function that wraps a device stream.
     fn owns(&self, stream: &dyn StreamBackend) -> bool;
 
-    /// Runs an operation on the calling thread and returns when the operation is complete. An
-    /// operation may fail before its work has ended, for example at the deadline. The backend then
-    /// uses `keep` to keep alive the memory that the work accesses (\[B7\]). The backend need not
-    /// keep private memory alive, because no work accesses private memory after a failure (\[B1\]).
+    /// Runs an operation on the calling thread and returns when the operation is complete.
+    ///
+    /// An operation may fail before its work has ended, for example at the deadline. The backend
+    /// then calls `keep`, and holds the returned [`Keep`] until the work has ended: see the promise
+    /// \[B7\] of [`Backend`]. While the [`Keep`] exists, the symmetric memory and the device memory
+    /// of the operation stay allocated. Private memory need not stay allocated: after a failure, no
+    /// work accesses private memory (promise \[B1\]).
     ///
     /// # Safety
-    /// The memory that `op` names is valid for the operation until this call returns. Symmetric
-    /// memory and device memory also stay valid while the value that `keep` returned lives.
+    /// The memory that `op` accesses is valid until this call returns. Symmetric memory and device
+    /// memory also stay valid while the [`Keep`] that `keep` returned exists.
     unsafe fn run(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Outcome, Error>;
 
     /// Ends the job on all PEs with the exit code `code`, whatever the PEs are doing. If several
@@ -252,21 +259,25 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 /// complete.
 ///
 /// # Safety
-/// An implementation promises everything that a [`Backend`] promises, and in addition **\[B6\]**.
-/// If `submit` returns [`Submitted::Queued`], `submit` has called `keep`, and the queue holds the
-/// value that `keep` returned until the operation has completed or failed. If a deadline passes
-/// before the work of the operation has ended, the queue holds the value until the work has ended,
-/// or leaks the value. If `submit` returns [`Submitted::Captured`], the graph holds the value until
-/// the graph, and everything that was instantiated from the graph, has been destroyed.
+/// An implementation makes all promises of [`Backend`], and the promise **\[B6\]**: the memory of
+/// an operation stays allocated while the work of the operation may access the memory. For this
+/// purpose, `submit` gets a closure `keep`, which returns a [`Keep`]. While the [`Keep`] exists,
+/// the memory stays allocated. The result of `submit` determines who holds the [`Keep`]:
+/// - [`Submitted::Complete`]: no [`Keep`] is needed, because the work has ended.
+/// - [`Submitted::Queued`]: `submit` has called `keep`, and the queue holds the [`Keep`] until the
+///   operation has completed or failed. If the operation fails at a deadline before its work has
+///   ended, the queue holds the [`Keep`] until the work has ended, or leaks the [`Keep`].
+/// - [`Submitted::Captured`]: `submit` has called `keep`, and the graph holds the [`Keep`]. The
+///   [`Keep`] is dropped only after the graph, and everything that was instantiated from the graph,
+///   has been destroyed.
 pub unsafe trait StreamBackend: Any + Send + Sync + fmt::Debug {
     /// Enqueues an operation. If the queue is idle, `submit` may first run the operation on the
     /// calling thread for about a millisecond, and enqueue the operation only if it is not complete
     /// by then.
     ///
     /// # Safety
-    /// The memory that `op` names stays valid for the operation while the value that `keep`
-    /// returned lives. If `submit` does not call `keep`, the memory stays valid until `submit`
-    /// returns.
+    /// The memory that `op` accesses stays valid while the [`Keep`] that `keep` returned exists. If
+    /// `submit` does not call `keep`, the memory stays valid until `submit` returns.
     unsafe fn submit(&self, op: &Op, keep: &dyn Fn() -> Keep) -> Result<Submitted, Error>;
 
     /// Waits until all enqueued operations have completed or failed, for at most `within`. Returns
@@ -447,7 +458,11 @@ impl fmt::Display for SplitCall {
                 write!(f, " into {size} ranks from rank {start} at stride {stride}")
             }
             Self::TwoD { x_range, columns } => {
-                write!(f, " with x_range {x_range}, into {}", if *columns { "columns" } else { "rows" })
+                write!(
+                    f,
+                    " of the team into {} with x_range {x_range} (ranks per row)",
+                    if *columns { "columns" } else { "rows" }
+                )
             }
             Self::Colors | Self::Local => Ok(()),
         }

@@ -388,8 +388,9 @@ fn missing(call: &'static str, argument: &'static str) -> Error {
     misuse(call, MisuseKind::Missing { argument, why: "the root must pass this buffer" })
 }
 
-/// Checks that the reduction is defined for the element type. Returns the bits of the reduction's
-/// scalar.
+/// Checks that the reduction is defined for the element type. For a premultiplied sum
+/// ([`ReduceOp::PreMulSum`]), returns the scalar as bits. For other reductions, returns
+/// [`ErasedReduction::NO_SCALAR`].
 #[inline(always)]
 pub(super) fn reduction(call: &'static str, reduction: ErasedReduction, dtype: DType) -> Result<u64> {
     if !reduction.accepted {

@@ -46,8 +46,8 @@ pub(crate) use vector::for_each_rank;
 
 /// An operation whose arguments have been checked, and the owners of the operation's memory.
 pub(crate) struct Prepared<'a> {
-    /// The operation. The destructor drops the operation only if the operation owns memory. The
-    /// check for this takes a few instructions, whereas dropping an `Op` takes a function call.
+    /// The operation. The destructor drops the operation only if [`Op::owns_memory`] returns
+    /// `true`. This test takes a few instructions, whereas dropping an `Op` takes a function call.
     op: ManuallyDrop<Op>,
     /// The owners that keep the memory of the operation alive.
     owners: [Owner<'a>; 3],
@@ -75,8 +75,9 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Returns the operation. A quiet takes its place in this value, because a quiet owns no
-    /// memory.
+    /// Moves the operation out of `self.op`, and returns the operation. Stores [`Op::Quiet`] in
+    /// `self.op` instead. [`Op::Quiet`] owns no memory, so the destructor of `self` then drops no
+    /// operation.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }

@@ -1,5 +1,6 @@
-//! Checks all-gather-v, gather-v and scatter-v, and converts the [`Parts`] that the caller passed
-//! to the counts of an all-to-all-v.
+//! Checks the arguments of all-gather-v, gather-v and scatter-v, and creates the operations. The
+//! caller passes [`Parts`]: the length and the offset of the part for each rank. The operation
+//! contains `VectorCounts` instead, which are also the argument of an all-to-all-v.
 
 use super::collective::{CollectiveExtras, at_root, collective, pair, single};
 use super::{Prepared, apart, argument, rank, team, vector};

@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Calls `start(count)` `calls` times. After each of these calls, calls [`start`] for each of
-    /// `others`. For each index, counts the calls of `start(count)` from one result with this index
-    /// to the next. Returns the largest of these numbers.
+    /// Returns the largest number of calls of `start(count)` from one call to the next call that
+    /// returns the same index. In total, `start(count)` is called `calls` times. After each of
+    /// these calls, [`start`] is called once for each count in `others`.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_comes_first_within_3n_waits() {
+    fn start_returns_each_index_within_3_times_count_calls() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_comes_first_even_between_waits_for_other_words() {
+    fn start_returns_each_index_despite_calls_with_other_counts() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -14,8 +14,9 @@ use crate::{Error, Result};
 use peerweave_types::{DType, Rank, ReduceOp, Strides};
 use std::sync::Arc;
 
-/// Checks that a scan with this reduction is defined for the element type. Returns the bits of the
-/// reduction's scalar.
+/// Checks that a scan with this reduction is defined for the element type. For a premultiplied sum
+/// ([`ReduceOp::PreMulSum`]), returns the scalar as bits. For other reductions, returns
+/// [`ErasedReduction::NO_SCALAR`].
 fn scannable(call: &'static str, op: ErasedReduction, dtype: DType) -> Result<u64> {
     if op.op == ReduceOp::Avg {
         return Err(wrong_value(call, "op", op.op, "a reduction other than avg: for averages, use `Sum` and divide the result"));

@@ -92,8 +92,9 @@ pub(super) fn apart(call: &'static str, what: &'static str, offsets: &[usize], c
     Ok(())
 }
 
-/// Multiplies counts and offsets by `parts`, the number of values in an element. The results are in
-/// values instead of elements. [`counts`] has checked the counts in elements.
+/// Multiplies counts and offsets by `parts`, the number of values in an element. For example, an
+/// element of type `[f32; 3]` consists of 3 values. Callers count elements, but backends count
+/// values. The caller has checked the counts.
 pub(super) fn of_parts(of: &Team, counts: &VectorCounts, parts: usize) -> Arc<VectorCounts> {
     of.inner.shared.pools.counts.take(|free| {
         for (list, counts) in [

@@ -84,7 +84,8 @@ impl Drop for Heap {
     }
 }
 
-/// Copies `bytes` bytes between two memory ranges that an operation names.
+/// Copies `bytes` bytes from `from` to `to`, the memory ranges of an operation. Each range lies in
+/// the heap, or is memory that the caller passed to the operation.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
     // SAFETY: `Noop::at`, `Noop::reading` and `Noop::place` return both addresses. Memory of the
     // heap is allocated. The contract of `run` and `submit` says that ordinary memory is valid for
@@ -234,8 +235,9 @@ fn scale(dtype: DType, at: *mut u8, count: usize, scalar: u64) {
     }
 }
 
-/// Runs the operations of a group in order. Sends to this PE itself and receives from this PE
-/// itself run last: the first send is copied to the first receive, and so on.
+/// Runs the operations of a group in order, except messages from this PE to itself. These messages
+/// are copied last. In each team, the nth message that this PE sends to itself goes to the nth
+/// buffer in which this PE receives from itself.
 fn group(noop: &Noop, ops: &[Op]) -> Result<Outcome> {
     let mut sends: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
     let mut receives: HashMap<TeamId, Vec<&PointToPoint>> = HashMap::new();
@@ -285,7 +287,8 @@ fn signal(noop: &Noop, pe: Pe, at: SymOffset, value: u64, op: SignalOp) {
     }
 }
 
-/// Returns the bits of the word with index `index` in the wait `op`, zero-extended to 64 bits.
+/// Returns the current value of a memory word for which `op` waits, zero-extended to 64 bits.
+/// `index` is the index of the word among the words of `op`.
 fn awaited(noop: &Noop, op: &WaitUntil, index: usize) -> u64 {
     let size = op.dtype.size_bytes();
     let at = noop.at(noop.job.my_pe, op.at.plus((index * size) as u64), size);

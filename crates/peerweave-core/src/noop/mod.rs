@@ -116,8 +116,8 @@ struct State {
 }
 
 impl State {
-    /// Adds a team with these members, and returns its number, which is the lowest free number.
-    /// `call` is the name of the call for errors.
+    /// Adds a team with these members, and returns the number of the team: the lowest number that
+    /// no team has. If all numbers are in use, the error names `call` as the call that failed.
     fn add_team(&mut self, call: &'static str, members: Vec<Pe>) -> Result<TeamId> {
         let free = self.teams.iter().position(Option::is_none).unwrap_or(self.teams.len());
         if free >= MAX_TEAMS {

@@ -22,8 +22,8 @@ pub(super) struct Queue {
     waiting: Mutex<VecDeque<Entry>>,
     capture: AtomicBool,
     graph: Mutex<Graph>,
-    /// The memory owners of operations that timed out. The backend keeps these owners, because it
-    /// simulates that the work still runs.
+    /// Values that keep the memory of timed-out operations allocated. The backend simulates that
+    /// the work of these operations still runs. [`Queue::end_late`] drops the values.
     late: Mutex<Vec<Keep>>,
 }
 

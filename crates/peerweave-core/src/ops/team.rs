@@ -14,9 +14,9 @@ impl World {
     /// The team exists until the world ends.
     ///
     /// # Collective
-    /// The first call on each PE is collective: every PE of the job must make a first call. This
-    /// first call counts as a collective call of [`World::team`]. All PEs must make the collective
-    /// calls of that team in the same order. Later calls are local.
+    /// The first call on each PE is collective over all PEs of the job, like a split of the team
+    /// that [`World::team`] returns. All PEs must make the collective calls of that team, including
+    /// this first call, in the same order. Later calls on a PE are local.
     ///
     /// # Errors
     /// As for [`Team::split`].

@@ -53,8 +53,8 @@ impl Stream {
         Ok(Event { shared: self.shared.clone(), inner: self.inner.record()? })
     }
 
-    /// Makes operations that are later enqueued on this stream wait until `event` is complete.
-    /// Returns immediately.
+    /// Makes this stream wait for `event`: operations that are enqueued after this call start only
+    /// when `event` is complete. The call itself returns immediately.
     ///
     /// # Errors
     /// [`Misuse`](crate::Misuse) if the event belongs to another world; errors of the backend.

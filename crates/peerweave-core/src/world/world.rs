@@ -24,9 +24,8 @@ pub struct World {
     pub(crate) shared: Arc<Shared>,
     team: Team,
     pub(crate) local_team: Mutex<Option<Team>>,
-    /// The old number of each PE of this world: the number that the PE had in the previous world,
-    /// which [`World::shrink`] replaced by this world. If there was no previous world, the number
-    /// in this world.
+    /// The number that each PE of this world had before [`World::shrink`] created this world. If
+    /// [`World::shrink`] did not create this world, the number that the PE has now.
     former: Vec<Pe>,
 }
 
@@ -44,8 +43,8 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Creates a world. `former` contains a number for each PE of the new world: the number that
-    /// the PE had in the previous world.
+    /// Creates a world. `former[i]` is the number that PE `i` of the new world had in the world
+    /// before a shrink. Without a shrink, `former[i]` is `i`.
     fn formerly(backend: Arc<dyn Backend>, former: Vec<Pe>) -> Self {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
@@ -109,7 +108,9 @@ impl World {
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             let (pe, pes) = (self.my_pe(), Count(self.n_pes(), "PE"));
-            return format!("this process is a forked child of {pe}, and does not belong to the job of {pes}");
+            return format!(
+                "this process is a forked child of the process of {pe}; a forked child does not belong to the job, which has {pes}"
+            );
         }
         self.shared.backend.describe()
     }
@@ -285,7 +286,7 @@ impl World {
     /// let ended = on_threads(2, |world| program(&world));
     /// assert!(matches!(ended, Err(Error::Aborted { by, code: 3 }) if by.get() == 1));
     /// ```
-    #[must_use = "if PEs are threads, `abort` returns: return this error from the PE's closure"]
+    #[must_use = "a PE that is a thread must return this error from its closure"]
     pub fn abort(&self, code: u8) -> Error {
         match self.shared.usable("abort") {
             Ok(()) => self.shared.backend.abort(code),
@@ -378,9 +379,9 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Returns the old numbers of this world's PEs, ascending: the numbers that these PEs had in
-    /// the previous world, which [`World::shrink`] replaced by this world. If [`World::shrink`] did
-    /// not create this world, returns the numbers that the PEs have in this world.
+    /// Returns the numbers that this world's PEs had before [`World::shrink`] created this world.
+    /// The numbers are ascending. If [`World::shrink`] did not create this world, returns the
+    /// numbers that the PEs have now.
     ///
     /// ```
     /// use peerweave::World;

@@ -251,7 +251,7 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
         let layout = Layout::from_size_align(bytes, align)
-            .expect("the size is the size of a Rust array, or the launch has checked the size");
+            .expect("the size is valid: shared arrays are Rust types, and `launch` has checked the dynamic shared memory");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };

@@ -120,12 +120,12 @@ pub trait AtomicElement: Scalar {}
 )]
 pub trait AtomicInteger: AtomicElement + Integer {}
 
-/// An integer element on which a PE can wait until its value satisfies a comparison. A single load
-/// reads the whole element. The comparison is signed if the element's type is signed, and unsigned
-/// otherwise.
+/// An integer element for which a PE can wait. The wait ends when the value of the element
+/// satisfies a comparison. A single load reads the whole element. The comparison is signed if the
+/// element's type is signed, and unsigned otherwise.
 #[diagnostic::on_unimplemented(
     message = "a PE cannot wait for elements of type `{Self}`",
-    note = "waits and tests take words of `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` and `usize`"
+    note = "a PE can wait for elements of type `i16`, `u16`, `i32`, `u32`, `i64`, `u64`, `isize` or `usize`"
 )]
 pub trait WaitElement: Integer {}
 

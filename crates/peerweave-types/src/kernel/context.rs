@@ -138,8 +138,8 @@ impl TeamEntry {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
     }
 
-    /// Returns the offset of one signal line of the team. The offset is the same in the heap of
-    /// every member. `rank` writes this line to synchronize in slot `slot`.
+    /// Returns the offset of the signal line that `rank` writes when block `slot` of a kernel
+    /// synchronises with the team. The offset is the same in the heap of every member.
     #[inline]
     pub const fn line(&self, slot: u32, rank: u32) -> SymOffset {
         SymOffset(self.sync.0 + (slot as u64 * self.size as u64 + rank as u64) * KernelContext::SIGNAL_LINE_BYTES)
@@ -245,7 +245,7 @@ numbered! {
         NoSlot = 6, "team has no synchronization slot for this block";
         /// A different version of the library wrote the context.
         Version = 7, "context was written by a different library version";
-        /// The lengths that were passed to a checked call differ.
+        /// A call that requires equal lengths, such as `put_checked`, got different lengths.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.
         Exit = 9, "failure reported by the kernel";
@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn from_number_returns_each_failure_kind_and_each_operation() {
+    fn from_number_returns_the_enum_value_with_that_number() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

@@ -87,9 +87,9 @@ impl From<(u32, u32, u32)> for Dim3 {
     }
 }
 
-/// A team as a kernel argument: the team's number in the context's table. [`KernelTeam::WORLD`] is
-/// always valid. `peerweave_core::Team::kernel_team` and `peerweave_cuda::Team::kernel_team` return
-/// the argument for any other team.
+/// A team as a kernel argument: the team's index in the context's table of teams.
+/// [`KernelTeam::WORLD`] is always valid. `peerweave_core::Team::kernel_team` and
+/// `peerweave_cuda::Team::kernel_team` return the argument for any other team.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(transparent)]
 pub struct KernelTeam(u32);
@@ -98,14 +98,14 @@ impl KernelTeam {
     /// The team of all PEs of the job.
     pub const WORLD: Self = Self(0);
 
-    /// Returns the team with this number in the table of
+    /// Creates the kernel argument for a team. `index` is the index of the team in the table
     /// [`KernelContext::teams`](crate::KernelContext).
     #[inline]
     pub const fn new(index: u32) -> Self {
         Self(index)
     }
 
-    /// Returns the team's number in the table of [`KernelContext::teams`](crate::KernelContext).
+    /// Returns the index of the team in the table [`KernelContext::teams`](crate::KernelContext).
     #[inline]
     pub const fn index(self) -> u32 {
         self.0

@@ -151,7 +151,7 @@ fn address_queries_return_the_device_and_the_range() {
 }
 
 #[test]
-fn device_memory_starts_with_a_pattern_and_pinned_memory_works() {
+fn copies_from_new_and_pinned_memory_have_the_expected_bytes() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -156,7 +156,7 @@ fn foreign_descriptor_and_unshareable_memory_are_refused() {
 }
 
 #[test]
-fn fabric_handles_need_a_fabric_directory() {
+fn memory_with_fabric_handles_is_refused_without_fabric_dir() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut handle = 0;

@@ -357,7 +357,7 @@ mod tests {
     }
 
     #[test]
-    fn test_fails_if_no_child_reaches_its_body() {
+    fn test_fails_if_no_child_process_runs_the_test_body() {
         let run = || {
             if child().is_none() {
                 Fakes::new().run(|| ());
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn each_body_of_a_test_runs_in_a_separate_child() {
+    fn each_call_of_run_starts_a_separate_child_process() {
         let place = tempfile::tempdir().expect("a temporary directory can be created");
         for body in ["one", "two", "three"] {
             let path = place.path().join(body);

@@ -185,7 +185,7 @@ fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
 }
 
 #[test]
-fn only_two_declared_functions_are_missing_in_newest_nccl() {
+fn fake_of_newest_nccl_lacks_only_two_functions_of_since_txt() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn valid_all_reduce_config_records_event_invalid_is_refused() {
+fn only_a_valid_all_reduce_config_is_accepted() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

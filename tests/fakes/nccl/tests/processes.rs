@@ -25,7 +25,7 @@ fn join(me: &Child) -> (Handle, Handle) {
 }
 
 #[test]
-fn reduce_send_and_split_work_across_processes() {
+fn communication_across_processes_gives_exact_results() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         let (comm, stream) = join(&me);

@@ -34,7 +34,7 @@ fn puts_and_gets_are_visible_after_a_barrier() {
 }
 
 #[test]
-fn strided_scalar_and_wide_transfers_are_exact() {
+fn transfers_by_iput_iget_p_g_and_put128_are_exact() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -82,7 +82,7 @@ fn peer_pointers_access_the_same_symmetric_memory() {
 }
 
 #[test]
-fn put_to_a_peer_without_a_pointer_delivers_data() {
+fn put_delivers_data_if_nvshmem_ptr_returns_null_for_the_peer() {
     let apart = fakes().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-1,1-0");
     apart.run_many(2, |me| {
         init(&me);
@@ -188,11 +188,11 @@ fn stream_wait_ends_when_the_words_satisfy_the_condition() {
 }
 
 #[test]
-fn comparison_of_a_signal_wait_on_a_stream_is_cyclic() {
+fn signal_wait_on_a_stream_compares_with_wraparound() {
     fakes().run_many(1, |me| {
         let stream = init(&me);
         let word = symmetric(&[0_u64]);
-        // The comparison is cyclic, as in streams of the device: 0 is greater than `u64::MAX`.
+        // The comparison wraps around, as in streams of the device: 0 is greater than `u64::MAX`.
         nvshmemx_signal_wait_until_on_stream(word, 5, u64::MAX, stream);
         finish(stream);
         write(word, &[3_u64]);

@@ -36,7 +36,7 @@ fn collectives_return_exact_results_in_stream_order() {
 }
 
 #[test]
-fn xor_and_bfloat16_sum_reductions_are_exact() {
+fn uint32_xor_reduce_and_bfloat16_sum_reduce_are_exact() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let memory = symmetric(&[0xF0F0_F0F0_u32 >> me.rank; 4]);
@@ -53,7 +53,7 @@ fn xor_and_bfloat16_sum_reductions_are_exact() {
 }
 
 #[test]
-fn split_teams_have_the_expected_ranks_and_reductions() {
+fn teams_from_strided_and_2d_splits_contain_the_expected_pes() {
     fakes().run_many(4, |me| {
         let rank = me.rank as i32;
         let stream = init(&me);

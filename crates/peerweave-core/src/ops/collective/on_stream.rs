@@ -390,8 +390,7 @@ impl Team {
     /// - a list whose length is not the number of ranks,
     /// - a part that is not inside its buffer,
     /// - parts of `recv` that overlap,
-    /// - a number of elements that this rank sends to itself and that differs from the number of
-    ///   elements that this rank receives from itself,
+    /// - lists `send_counts` and `recv_counts` that have different entries for this rank itself,
     /// - buffers that overlap, belong to another world or have been released.
     #[inline]
     pub fn all_to_all_v<T: Element>(

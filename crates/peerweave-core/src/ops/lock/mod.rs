@@ -231,10 +231,11 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Acquires the lock, and returns `Ok(Some(from))`. `from` is the PE from which the lock was
-    /// taken over, or `None` if the lock was not taken over. Returns `Ok(None)` if `mode` is
-    /// [`Mode::Try`] and this PE may not take the lock now. The caller has entered the gate (see
-    /// `gate.rs`), so no other thread of this PE acquires the lock now.
+    /// Acquires the lock, and returns `Ok(Some(from))`. `from` is normally `None`. If
+    /// [`Mode::TakeOver`] took the lock from a holder that had died or left the job, `from` is that
+    /// holder. Returns `Ok(None)` if `mode` is [`Mode::Try`] and this PE may not take the lock now.
+    /// The caller has entered the gate (see `gate.rs`), so no other thread of this PE acquires the
+    /// lock now.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
         if self.words.change(call, State::Free, State::Held(self.me))? {
             return Ok(Some(None));
@@ -276,10 +277,11 @@ impl Lock {
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Acquires the lock if this PE may take the lock now, and returns `Ok(Ok(from))`. `from` is
-    /// the PE from which the lock was taken over, or `None` if the lock was not taken over. If this
-    /// PE may not take the lock now, returns `Ok(Err(state))` with the state of the lock. If
-    /// `is_check` is true, also checks whether the PE that the state names is alive.
+    /// Tries once to acquire the lock, without waiting. On success, returns `Ok(Ok(from))`, with
+    /// `from` as for [`Lock::take`]. If this PE may not take the lock now, returns
+    /// `Ok(Err(state))`, with the state of the lock. If `is_check` is true, the call also checks
+    /// whether the holder, or the PE to which the lock was passed on, has died, left the job or
+    /// given up.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {

@@ -30,7 +30,7 @@ fn pass_on_late(lock: &Lock, holder: &Lock) {
 }
 
 #[test]
-fn any_pe_can_take_a_lock_passed_to_a_pe_that_timed_out() {
+fn other_pe_gets_the_lock_if_the_next_holder_has_timed_out() {
     let (_world, lock, holder) = both();
     pass_on_late(&lock, &holder);
     let guard = holder.try_lock().expect("no PE has died").expect("PE 1 does not wait any more");

@@ -61,9 +61,10 @@ impl State {
 
 /// The values of a PE's word. The word says whether the PE waits for the lock.
 mod waiting {
-    /// The PE does not wait.
+    /// The initial value: the PE does not wait for the lock. The word also gets this value when the
+    /// holder chooses the PE as the next holder.
     pub(super) const NO: u64 = 0;
-    /// The PE waits. If the holder chooses this PE as the next holder, the holder writes [`NO`].
+    /// The PE waits. To choose this PE as the next holder, the holder changes the word to [`NO`].
     pub(super) const YES: u64 = 1;
     /// The holder chose this PE as the next holder, but the PE gave up before the holder passed the
     /// lock on.

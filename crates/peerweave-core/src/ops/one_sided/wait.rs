@@ -1,6 +1,6 @@
-//! Calls that wait for memory words of this PE, and calls that test these words. The calls compare
-//! all words with the same value. `wait_vector.rs` contains the calls that compare each word with a
-//! separate value.
+//! Calls that wait for memory words of this PE, and calls that test these words. Each call has one
+//! value, and compares every word with this value. `wait_vector.rs` contains the calls that have a
+//! separate value for each word.
 
 use crate::arguments::WaitWord;
 use crate::arguments::symmetric::Symmetric;
@@ -12,7 +12,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, Scalar as _, WaitElement};
 
-/// Returns the condition of a wait or test. The condition compares all words with the same value.
+/// Returns the condition of a wait or of a test: the comparison of each word with `value`.
 #[inline(always)]
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
@@ -30,10 +30,13 @@ fn awaited<'a, T: WaitElement>(
 /// an element of symmetric memory whose type `T` is a [`WaitElement`]. Words are compared as values
 /// of `T`: an `i32` of -1 is less than 0.
 ///
-/// If data depends on a word, change the word only by signals, by atomic operations after a
-/// [`fence`](crate::World::fence), or by [`Team::p`] after a fence. If [`Team::p`] or an atomic
-/// operation changes a word, a waiter sees either the old value or the new value, and never a
-/// mixture.
+/// A word often announces that data has arrived. Change such a word only in these ways, so that the
+/// data is visible when the wait ends:
+/// - by a signal,
+/// - by a [`fence`](crate::World::fence), followed by an atomic operation or by [`Team::p`].
+///
+/// If an atomic operation or [`Team::p`] changes a word, a waiter sees either the old value or the
+/// new value, and never a mixture.
 ///
 /// # Any of several words
 /// [`Team::wait_until_any`] and [`Team::test_any`] return the index of one word. If several words

@@ -1,5 +1,5 @@
-//! Calls that wait for memory words of this PE, and calls that test these words. The calls compare
-//! each word with a separate value.
+//! Calls that wait for memory words of this PE, and calls that test these words. Each call has a
+//! separate value for each word, and compares the word with this value.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};
@@ -10,7 +10,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, WaitElement};
 
-/// Returns the condition of a wait or test. The condition compares each word with a separate value.
+/// Returns the condition of a wait or of a test: the comparison of word `i` with `values[i]`.
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
     exclude: Option<&'a [bool]>,

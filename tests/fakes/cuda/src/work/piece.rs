@@ -115,7 +115,7 @@ impl Work {
 /// Evaluates the condition of `CUstreamWaitValue_flags`.
 fn holds(found: u64, value: u64, bytes: u64, condition: c_uint) -> bool {
     match condition {
-        // The comparison is cyclic, as in the driver.
+        // As in the driver, the comparison wraps around: 0 is greater than the largest word.
         0 if bytes == 4 => (found as u32).wrapping_sub(value as u32) as i32 >= 0,
         0 => found.wrapping_sub(value) as i64 >= 0,
         1 => found == value,
@@ -180,14 +180,14 @@ mod tests {
     use super::holds;
 
     #[test]
-    fn geq_comparison_of_a_value_wait_is_cyclic() {
+    fn stream_wait_value_geq_compares_with_wraparound() {
         assert!(holds(5, 5, 8, 0));
         assert!(!holds(4, 5, 8, 0));
         assert!(holds(1, u64::from(u32::MAX), 4, 0));
     }
 
     #[test]
-    fn nor_comparison_of_a_value_wait_depends_on_the_word_width() {
+    fn stream_wait_value_nor_compares_only_the_bits_of_the_word() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }
