@@ -59,9 +59,9 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Enqueues barriers of the world team from several threads, each with its own stream. Threads run
-/// in a different order on each PE. All threads make the same calls, so every PE still makes the
-/// same sequence of calls, as NVSHMEM requires.
+/// Enqueues barriers of the world team from several threads, each with its own stream. The threads
+/// may run in a different order on each PE. All threads make the same calls, so every PE still
+/// makes the same sequence of calls, as NVSHMEM requires.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

@@ -2,14 +2,15 @@
 //!
 //! The value of an element depends on the PE, the round, the type, the reduction, and its index
 //! modulo a prime, [`PERIOD`]. So a tile of `PERIOD` elements defines the whole input, and filling
-//! and comparing cost no more than a copy. Data at a wrong position is detected, because the error
-//! in the position is usually a multiple of a power of two or of a count, and not of the prime.
+//! and comparing cost no more than a copy. Elements at a wrong position are detected: the distance
+//! from the right position is usually a multiple of a power of two or of an element count, but not
+//! of the prime.
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
-//! every intermediate result is representable. With more PEs than a 16-bit float can count, exact
-//! results require accumulation in f32, which Peerweave's documentation guarantees. Sums and
-//! products of integers wrap.
+//! every intermediate result is representable. There is one exception: a 16-bit float cannot
+//! represent the sum over very many PEs (more than 256 for bf16, 2048 for f16) exactly. Such sums
+//! are exact because Peerweave guarantees accumulation in f32. Sums and products of integers wrap.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};

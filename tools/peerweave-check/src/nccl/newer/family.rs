@@ -97,7 +97,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     if part.rank() + 1 < n {
         part.step("shrink again");
         let fewer = all.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
-        part.computes(&fewer, "shrunk again")?;
+        part.computes(&fewer, "after the second shrink")?;
         fewer.finalize(super::DEADLINE)?;
     }
     part.meet()?;
