@@ -71,8 +71,8 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
 /// Checks every contender `own:METHOD` of the option `--compare`, which requests that Peerweave
 /// uses the algorithm METHOD. The operation must have this algorithm.
 ///
-/// # Errors The operation does not have an algorithm METHOD. The message names the first such
-/// METHOD.
+/// # Errors
+/// The operation does not have an algorithm METHOD. The message names the first such METHOD.
 #[cfg(feature = "cuda")]
 pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     config.compare.iter().try_for_each(|contender| match contender {

@@ -217,9 +217,9 @@ pub(crate) trait Trial<T: Sample> {
         self.site().agreement.barrier()
     }
 
-    /// Returns the number of mistakes on this PE: wrong elements of the result, wrong words, and
-    /// guard elements that a call has changed. The guard elements follow the result in memory.
-    /// Waits until all PEs have counted, because the next call may write into this memory.
+    /// Returns the number of mistakes on this PE: wrong elements of the result, wrong received
+    /// words, and guard elements that a call has changed. The guard elements follow the result in
+    /// memory. Waits until all PEs have counted, because the next call may write into this memory.
     fn check(&mut self, round: u64) -> Result<u64, Failure> {
         // After this barrier, the puts of all PEs have completed.
         self.site().agreement.barrier()?;

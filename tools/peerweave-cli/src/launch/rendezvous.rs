@@ -131,8 +131,8 @@ impl JobRendezvous {
     }
 
     /// Reports the loss of `pe` to the rendezvous server. PEs that wait for `pe` then get an error
-    /// with the reason `why`. Returns the PE that was lost first, or the PE for which that PE
-    /// waited in vain.
+    /// with the reason `why`. Returns the PE that was lost first. If that PE gave up because
+    /// another PE was missing, returns the missing PE.
     ///
     /// Returns `None` if another machine runs the server. Without this report, that server detects
     /// that the connection of `pe` is closed.

@@ -77,9 +77,9 @@ struct Pe {
 }
 
 /// A failed job whose first failed PE has not been reported yet. `failed` is the PE whose exit with
-/// a failure the launcher saw first, and `first` is the PE whose connection to the rendezvous
-/// server closed first. The launcher reports `first` if that PE exits with a failure before
-/// `until`, and otherwise `failed`.
+/// a failure the launcher saw first, and `first` is the PE that the rendezvous server reports as
+/// lost first. The launcher reports `first` if that PE exits with a failure before `until`, and
+/// otherwise `failed`.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,

@@ -80,11 +80,11 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// Type parameter for operations that reduce elements, such as all-reduce. The calls of these
+/// Marker type for operations that reduce elements, such as all-reduce. The calls of these
 /// operations are compiled for every numeric type.
 pub enum Reducing {}
 
-/// Type parameter for operations that only move elements, such as broadcast. The calls of these
+/// Marker type for operations that only move elements, such as broadcast. The calls of these
 /// operations are compiled for only one element type of each size.
 pub enum Moving {}
 

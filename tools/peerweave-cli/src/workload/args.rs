@@ -254,9 +254,10 @@ fn parse_dtypes(text: &str) -> Result<DTypes, String> {
     }
     match DType::ALL.into_iter().find(|dtype| dtype.name() == text || alias(*dtype) == text && !text.is_empty()) {
         Some(dtype) => Ok(DTypes(vec![dtype])),
-        None => {
-            Err(format!("{text:?} is not an element type, expected the word all, or one of these types: {}", DType::ALL.map(DType::name).join(", ")))
-        }
+        None => Err(format!(
+            "{text:?} is not an element type, expected the word all, or one of these types: {}",
+            DType::ALL.map(DType::name).join(", ")
+        )),
     }
 }
 
@@ -266,9 +267,10 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
     }
     match ReduceOp::ALL.into_iter().find(|op| op.name() == text) {
         Some(op) => Ok(ReduceOps(vec![op])),
-        None => {
-            Err(format!("{text:?} is not a reduction, expected the word all, or one of these reductions: {}", ReduceOp::ALL.map(ReduceOp::name).join(", ")))
-        }
+        None => Err(format!(
+            "{text:?} is not a reduction, expected the word all, or one of these reductions: {}",
+            ReduceOp::ALL.map(ReduceOp::name).join(", ")
+        )),
     }
 }
 

@@ -342,7 +342,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn element_counts_are_the_same_as_in_the_tool_nccl_tests() {
+    fn element_counts_follow_the_rules_of_the_tool_nccl_tests() {
         let counts = |op: BenchOp, bytes, element, n| {
             let Counts { param, send, recv } = op.counts(bytes, element, n);
             (param, send, recv)

@@ -77,7 +77,10 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     for bytes in sizes {
         let slow = part.exchange(&[u8::from(took > SLOW)])?.contains(&vec![1]);
         if slow {
-            part.note(format!("not run: {bytes} bytes of type {}, because a smaller size took too long ({took:?} on rank 0)", T::DTYPE));
+            part.note(format!(
+                "not run: {bytes} bytes of type {}, because a smaller size took too long ({took:?} on rank 0)",
+                T::DTYPE
+            ));
             continue;
         }
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
