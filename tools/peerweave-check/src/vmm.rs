@@ -65,7 +65,7 @@ pub(crate) struct Arguments {
     rounds: u32,
 }
 
-/// Runs `check vmm` and returns the last line of output.
+/// Runs `check vmm`. Returns the text that this process prints as its last line.
 pub(crate) fn run(plan: &Arguments) -> Result<String, Failure> {
     launch::end_after(WHOLE_RUN + WAIT);
     if !launch::is_pe() {
@@ -108,7 +108,8 @@ impl Arguments {
     }
 }
 
-/// Starts the PEs as processes or threads, and waits for them. Returns the text of the last line.
+/// Starts the PEs as processes or threads, and waits until all PEs have ended. Returns the number
+/// of PEs and the duration as text. The command prints `OK` and this text as its last line.
 fn parent(plan: &Arguments) -> Result<String, Failure> {
     // Queries the driver without creating a context, because a context would take memory that the
     // children need.
@@ -157,7 +158,8 @@ fn processes(n_pes: u32, plan: &Arguments) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The state of one PE during the check: its rendezvous, its device and its stream.
+/// The PEs of the check as one PE sees them: the rendezvous with the other PEs, the number of PEs,
+/// and the device and the stream of this PE.
 struct Pes {
     rendezvous: Arc<Rendezvous>,
     context: Arc<CudaContext>,
@@ -226,7 +228,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         kept.push(format!("{kind}: first pass {}, second pass {}", lost(first, second), lost(second, third)));
         if lost(second, third) > MOST_KEPT {
             return Err(format!(
-                "{n} {kind} leak memory: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
+                "memory leak in {n} {kind}: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
                 lost(second, third)
             )
             .into());

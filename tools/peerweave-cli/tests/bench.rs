@@ -100,7 +100,7 @@ fn calls_completed_by_one_quiet_have_correct_results() {
 }
 
 #[test]
-fn root_option_all_measures_every_root() {
+fn option_root_with_value_all_measures_each_pe_as_root() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);

@@ -185,7 +185,7 @@ fn invalid_comparison_options_are_refused() {
     let machine = Machine::with(&[]);
     for (arguments, expected) in [
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
-        (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare is not supported by put"),
+        (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare does not support the operation put"),
         (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "--compare cannot measure \"mpi\""),
         (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no method lines"),
         (

@@ -150,7 +150,7 @@ fn pair_without_access_is_refused_and_other_pairs_are_measured() {
 }
 
 #[test]
-fn most_of_a_large_source_is_filled_by_copies_on_the_device() {
+fn probe_fills_large_buffers_with_few_copies_from_the_host() {
     Fakes::new().cuda().run(|| {
         let probe = Probe::new(&contexts(2), 33 << 20, soon()).expect("room");
         let log = std::fs::read_to_string(std::env::var("PEERWEAVE_FAKE_CUDA_LOG").expect("the harness sets it"));

@@ -311,7 +311,7 @@ fn on_failure_continue_exits_with_the_last_failure_status() {
 }
 
 #[test]
-fn stopped_pe_is_named_after_all_other_pes_have_ended() {
+fn stopped_pe_is_reported_when_all_other_pes_have_ended() {
     let script = r#"case $PEERWEAVE_PE in 0) exit 0;; 1) exit 3;; *) kill -STOP $$;; esac"#;
     for options in [["--on-failure=continue", "--timeout=12s"], ["--on-failure=abort", "--timeout=12s"]] {
         let others_fail = options[0] == "--on-failure=continue";

@@ -73,7 +73,7 @@ fn dependencies_on_crates_of_lower_layers_are_accepted() {
 }
 
 #[test]
-fn dependency_on_the_same_or_a_higher_layer_is_a_fault() {
+fn dependency_on_the_same_or_a_higher_layer_is_reported() {
     let members: &[Given<'_>] =
         &[("core", Some(2), &[("host", "normal")]), ("host", Some(3), &[("other", "build")]), ("other", Some(3), &[])];
     assert_eq!(
@@ -96,20 +96,20 @@ fn tests_may_use_crates_of_the_same_or_a_lower_layer() {
 }
 
 #[test]
-fn examples_may_use_a_higher_crate_that_reexports_their_crate() {
+fn doc_examples_may_use_a_higher_layer_if_a_rule_allows_it() {
     let rules = Rules { forbidden: &[], examples_up: &[("core", "api")], no_std: &[] };
     let workspace = workspace(&[("core", Some(1), &[("api", "dev")]), ("api", Some(2), &[])], &[], "");
     assert_eq!(workspace.faults(&rules), []);
 }
 
 #[test]
-fn crate_without_a_layer_is_a_fault() {
+fn crate_without_a_layer_is_reported() {
     let members: &[Given<'_>] = &[("core", Some(2), &[("new", "normal")]), ("new", None, &[])];
     assert_eq!(faults(members), ["new has no layer, expected `[package.metadata.peerweave] layer = N` in its manifest"]);
 }
 
 #[test]
-fn forbidden_indirect_dependency_outside_tests_is_a_fault() {
+fn forbidden_indirect_dependency_outside_tests_is_reported() {
     const RULES: Rules = Rules {
         forbidden: &[Forbidden { from: "core", to: &["host", "cuda*"], why: "it knows no backend" }],
         examples_up: &[],
@@ -129,7 +129,7 @@ fn forbidden_indirect_dependency_outside_tests_is_a_fault() {
 }
 
 #[test]
-fn rule_about_a_missing_crate_is_a_fault() {
+fn rule_about_a_missing_crate_is_reported() {
     let found = workspace(&[("a", Some(0), &[])], &[], "#![no_std]").faults(&RULES);
     let unknown = |name| Fault::UnknownCrate { name };
     assert_eq!(
@@ -145,7 +145,7 @@ fn rule_about_a_missing_crate_is_a_fault() {
 }
 
 #[test]
-fn no_std_crate_that_uses_std_is_a_fault() {
+fn no_std_crate_that_uses_std_is_reported() {
     const RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &["device"] };
     let passes = |source: &str| workspace(&[("device", Some(1), &[])], &[], source).faults(&RULES).is_empty();
     assert!(passes("//! Kernels.\n#![no_std]\npub mod flag;"));

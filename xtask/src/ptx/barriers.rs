@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn kernel_with_a_duplicated_barrier_is_a_fault() {
+    fn kernel_with_a_duplicated_barrier_is_reported() {
         let kernel = |name: &str, barriers: usize| {
             let barrier = "\tbar.red.or.pred \t%p2, 0, %p1;\n".repeat(barriers);
             format!(".visible .entry {name}(\n)\n{{\n{barrier}\tret;\n}}\n")

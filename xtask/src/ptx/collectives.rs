@@ -106,7 +106,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_that_polls_too_few_ranks_at_once_is_a_fault() {
+    fn kernel_with_wrong_number_of_polls_or_barriers_is_reported() {
         let variant = Variant { sm: 90, network: false };
         let found =
             |looks| check(&kernel("all_reduce_one_shot_f32_4", &[(LOOK, looks), (PUSH, 1), (READ, 1), (WRITE, 1)]), variant);

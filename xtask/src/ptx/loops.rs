@@ -122,14 +122,14 @@ mod tests {
     }
 
     #[test]
-    fn copy_loops_that_move_fewer_than_8_vectors_are_faults() {
+    fn copy_loops_that_move_fewer_than_8_vectors_are_reported() {
         let whole = check(&kernels(8), OLD);
         assert_eq!((whole.checked, whole.faults), (COPIES.len(), Vec::new()));
         assert_eq!(check(&kernels(7), OLD).faults.len(), COPIES.len());
     }
 
     #[test]
-    fn kernel_renamed_only_in_the_ptx_is_a_fault_under_both_names() {
+    fn kernel_absent_from_the_ptx_or_from_both_lists_is_reported() {
         let renamed = kernels(8).replace(".entry pipeline(", ".entry conveyor(");
         let faults = check(&renamed, OLD).faults;
         assert_eq!(faults.len(), 2);

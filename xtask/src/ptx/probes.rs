@@ -288,7 +288,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probe_with_an_unexpected_ptx_instruction_is_a_fault() {
+    fn probe_with_an_unexpected_ptx_instruction_is_reported() {
         let probe = |expected: &str| [Probe { call: "x".into(), expected: expected.into() }];
         let ptx = ".visible .entry probe_0(\n)\n{\n\tld.param.b64 %rd1, [p];\n\tatom.global.add.u64 %rd2, [%rd1], 1;\n}\n";
         assert_eq!(compare(ptx, &probe("atom.acq_rel.sys.global.add.u64")).faults.len(), 1);

@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn ptx_atomics_without_scope_or_semantics_are_faults() {
+    fn ptx_atomics_without_scope_or_semantics_are_reported() {
         let text = "\tatom.global.add.u64 %rd1, [%rd2], 1;\n\tatom.acq_rel.sys.global.add.u64 %rd1, [%rd2], 1;\n\
                     \tred.relaxed.gpu.global.add.u32 [%rd2], 1;\n\tatom.acq_rel.global.add.u32 %r1, [%rd2], 1;\n";
         assert_eq!(unscoped_atomics(text).len(), 2);

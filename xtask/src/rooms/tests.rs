@@ -25,7 +25,7 @@ fn correct_module_table_is_accepted() {
 }
 
 #[test]
-fn import_of_a_higher_module_is_a_fault_that_names_the_file() {
+fn import_of_a_module_above_in_the_readme_table_is_reported() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(
@@ -63,13 +63,13 @@ fn imports_in_tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn import_through_a_reexport_counts_for_the_inner_module() {
+fn import_of_a_reexported_type_is_an_import_of_its_module() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
 
 #[test]
-fn module_in_only_one_of_readme_table_and_source_is_a_fault() {
+fn modules_missing_from_table_or_source_are_reported() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the module `team`; {row}")]);

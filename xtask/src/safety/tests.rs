@@ -24,7 +24,7 @@ fn unsafe_block_with_a_safety_comment_above_is_accepted() {
 }
 
 #[test]
-fn unsafe_block_without_a_safety_comment_is_a_fault() {
+fn unsafe_block_without_a_safety_comment_is_reported() {
     assert_eq!(faults("fn f(p: *const u8) -> u8 {\n    unsafe { *p }\n}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: for something else.\n\nfn f() {\n    unsafe { g() }\n}"), [(4, Lacks::Argument)]);
     assert_eq!(faults("fn f() {\n    // SAFETY: checked by g.\n    g();\n    unsafe { h() }\n}"), [(4, Lacks::Argument)]);
@@ -90,14 +90,14 @@ unsafe trait T {}
 }
 
 #[test]
-fn unsafe_impl_without_a_safety_comment_is_a_fault() {
+fn unsafe_impl_without_a_safety_comment_is_reported() {
     assert_eq!(faults("unsafe impl Zeroable for X {}"), [(1, Lacks::Argument)]);
     assert_eq!(faults("/// SAFETY: of no use here.\nunsafe impl Zeroable for X {}"), [(2, Lacks::Argument)]);
     assert_eq!(faults("// SAFETY: all bits of a u8 are valid.\nunsafe impl Zeroable for X {}"), []);
 }
 
 #[test]
-fn safety_comment_of_a_send_impl_must_name_data_lock_and_test() {
+fn incomplete_safety_comment_of_a_send_impl_is_reported() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);
@@ -107,7 +107,7 @@ fn safety_comment_of_a_send_impl_must_name_data_lock_and_test() {
 }
 
 #[test]
-fn safety_comment_may_refer_only_to_an_impl_of_the_same_type() {
+fn reference_to_the_safety_comment_of_another_type_is_reported() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.
@@ -119,7 +119,7 @@ unsafe impl Sync for Y {}
 }
 
 #[test]
-fn file_that_cannot_be_parsed_as_rust_is_a_fault() {
+fn file_that_cannot_be_parsed_as_rust_is_reported() {
     assert_eq!(faults("fn f( {"), [(1, Lacks::Rust)]);
 }
 
@@ -131,7 +131,7 @@ fn fault_in_unsafe_code_names_the_file_and_the_line() {
 }
 
 #[test]
-fn unsafe_function_without_a_safety_section_is_a_fault() {
+fn unsafe_function_without_a_safety_section_is_reported() {
     let lacks = |source: &str| {
         let found = faults(source);
         assert!(found.iter().all(|(_, lacks)| *lacks == Lacks::Contract), "{found:?}");

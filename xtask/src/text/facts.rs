@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_an_existing_file_is_accepted() {
+    fn existing_file_named_in_a_comment_is_accepted() {
         assert_eq!(faults("// See `wait.rs` and a/tests/threads.rs, which .ci/run runs.\n"), [""; 0]);
         assert_eq!(faults("// Would be caught by the test\n// `threads_share_a_word`, under miri.\n"), [""; 0]);
         assert_eq!(faults("/// `cargo xtask layers` looks.\n"), [""; 0]);
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_file_is_reported() {
+    fn missing_file_named_in_a_comment_is_reported() {
         assert_eq!(
             faults("fn f() {}\n// See `waits.rs`.\n"),
             ["crates/a/src/lib.rs:2: cites the file waits.rs, which does not exist"]
@@ -184,13 +184,13 @@ mod tests {
     }
 
     #[test]
-    fn two_line_citation_of_a_missing_test_is_reported() {
+    fn missing_test_named_in_a_comment_of_two_lines_is_reported() {
         let found = faults("// Would be caught by the test\n// `threads_share_two_words`.\n");
         assert_eq!(found, ["crates/a/src/lib.rs:1: cites the test threads_share_two_words, which does not exist"]);
     }
 
     #[test]
-    fn cited_ci_step_that_skips_the_crate_is_reported() {
+    fn ci_step_named_by_a_crate_is_reported_if_it_skips_that_crate() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]
@@ -202,7 +202,7 @@ mod tests {
     }
 
     #[test]
-    fn citation_of_a_missing_xtask_check_is_reported() {
+    fn missing_xtask_check_named_in_a_comment_is_reported() {
         assert_eq!(faults("/// `cargo xtask colors`\n").len(), 1);
     }
 }

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_message_includes_its_line_of_code() {
+    fn extracted_message_includes_its_line_of_code() {
         let text = concat!(
             "fn f() {\n    g(\"{x} is too late\", x);\n    h(\n        \"{x} is too early\",\n    );\n    asm!(\n        \"add.u32 {a}, {b}, {c};\",\n    );\n}\n",
             "#[expect(lint, reason = \"not a message\")]\nfn h() {}\n",
@@ -279,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn drawn_doc_comment_includes_the_next_line_of_code() {
+    fn extracted_doc_comment_includes_the_next_line_of_code() {
         let text = "//! A file.\n\n/// One\n/// two.\n#[inline]\npub fn f() {}\n// Not documentation.\n";
         let file = File { path: "crates/a/src/lib.rs".to_owned(), text: text.to_owned() };
         let found: Vec<_> = doc_comments(&file).into_iter().map(|Block { line, text }| (line, text)).collect();

@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn idiom_in_a_message_is_a_fault() {
+    fn idiom_in_a_message_is_reported() {
         let text = concat!("fn f() {\n    g(\"{told} was to", "ld about it\");\n}\n");
         assert_eq!(found("crates/a/src/lib.rs", text), [concat!("crates/a/src/lib.rs:2: `to", "ld`: notified, or described")]);
         assert_eq!(found("crates/a/tests/a.rs", text), [""; 0]);

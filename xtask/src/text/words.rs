@@ -78,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn forbidden_macro_is_a_fault_only_in_rust_files() {
+    fn forbidden_macro_is_reported_only_in_rust_files() {
         let path = concat!("see `/wo", "rk/out`");
         assert_eq!(faults("notes.md", path).len(), 1);
         let unfinished = concat!("to", "do!()");

@@ -11,7 +11,7 @@ use super::rows::Rows;
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
     // Loads all kernels before a kernel runs. Loading may wait for a running kernel, and on a GPU
     // that PEs share, that kernel may wait for this PE.
-    table.check("load all kernels of the part `basics`", || {
+    table.check("load the kernels for the basic checks", || {
         gpu.load_crate(ring::KERNEL.ptx())?;
         Ok(gpu.barrier("basics loaded")?)
     });

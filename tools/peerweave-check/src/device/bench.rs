@@ -1,7 +1,9 @@
-//! Measurements inside kernels: PE 0 communicates with PE 1, and the other PEs wait. The CUDA
-//! program `tools/peer-bench/one_sided.cu` makes the same measurements without Peerweave, and
-//! `nvshmem_one_sided.cu` makes them with NVSHMEM. If several block sizes are measured, the row
-//! shows the shortest time.
+//! Measures one-sided operations and barriers inside kernels. For one-sided operations, PE 0
+//! communicates with PE 1, and the other PEs wait. If an operation is measured with several block
+//! sizes, only the shortest time is printed.
+//!
+//! Two CUDA programs make the same measurements for comparison: `tools/peer-bench/one_sided.cu`
+//! uses CUDA alone, and `tools/peer-bench/nvshmem_one_sided.cu` uses NVSHMEM.
 
 use peerweave_cuda::{Gpu, LaunchConfig, Local, Stream};
 use peerweave_device::launch::Kernel;
@@ -70,7 +72,7 @@ fn copies(bench: &Bench<'_>) -> Outcome {
     let (to, from) = (bench.gpu.alloc::<u64>(4096)?, bench.gpu.alloc::<u64>(4096)?);
     if bench.is_first() {
         println!(
-            "times in us; each row: bytes: put and fence by a thread, a warp, a block, a bulk copy | get by a thread, a warp, a block, a bulk copy | with shared memory: put by a warp, a block; get by a warp, a block"
+            "times in us. Rows: size in bytes. Columns: put and fence by thread, warp, block, bulk copy | get by thread, warp, block, bulk copy | put by warp, put by block, get by warp, get by block, each with shared memory"
         );
         let puts: [&Copy; 3] = [&bench_put_thread::KERNEL, &bench_put_warp::KERNEL, &bench_put_block::KERNEL];
         let gets: [&Copy; 3] = [&bench_get_thread::KERNEL, &bench_get_warp::KERNEL, &bench_get_block::KERNEL];
@@ -113,7 +115,7 @@ fn ping_pongs(bench: &Bench<'_>) -> Outcome {
     let (to, from, signal) = (bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u32>(8192)?, bench.gpu.alloc::<u64>(1)?);
     let me = bench.gpu.pe().get();
     if bench.is_first() {
-        println!("put-signal ping-pong, full round trip in us; each row: bytes: by one thread, by one warp, by one block");
+        println!("put-signal ping-pong, full round trip in us. Rows: size in bytes. Columns: one thread, one warp, one block");
     }
     for bytes in [4, 16, 1024, 4096, 32768] {
         let mut row = Vec::new();
@@ -152,7 +154,7 @@ fn atomics(bench: &Bench<'_>) -> Outcome {
         let args = (word.slice(), 1, ITERATIONS, bench.result.slice());
         let strong = bench.time(&bench_atomic::KERNEL, LaunchConfig::new(1, 1), args)?;
         let relaxed = bench.time(&bench_atomic_relaxed::KERNEL, LaunchConfig::new(1, 1), args)?;
-        println!("fetching atomic: acquire and release {strong:.2} us, relaxed {relaxed:.2} us");
+        println!("atomic fetch-and-add: {strong:.2} us with acquire-release ordering, {relaxed:.2} us with relaxed ordering");
     }
     bench.gpu.barrier("atomics")?;
     Ok(bench.gpu.free(word)?)
@@ -182,7 +184,7 @@ fn bandwidth(bench: &Bench<'_>) -> Outcome {
     if bench.is_first() {
         let iterations = if bench.network { 2 } else { 20 };
         println!(
-            "bandwidth in GB/s for transfers of {} MiB; each row: number of blocks: put and get by 1024 threads of each block | put and get by bulk copies of 4 warps of each block",
+            "bandwidth in GB/s for transfers of {} MiB. Rows: number of blocks. Columns: put, get (1024 threads per block) | put, get (bulk copies by 4 warps per block)",
             BANDWIDTH_BYTES >> 20
         );
         for blocks in [16, 32, 132] {

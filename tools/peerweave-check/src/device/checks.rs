@@ -51,9 +51,9 @@ fn other_teams(gpu: &Gpu) -> Result<Vec<Team>, CudaError> {
 }
 
 pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
-    table.check("load all kernels of the part `checks`", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
+    table.check("load the kernels for checks of device functions", || Ok(gpu.load_crate(signal::check_signal::KERNEL.ptx())?));
     let mut others = Vec::new();
-    table.check("create the teams of the part `checks`", || {
+    table.check("create the teams for checks of device functions", || {
         others = other_teams(gpu)?;
         Ok(())
     });
@@ -124,5 +124,5 @@ pub(crate) fn run(gpu: &Gpu, table: &mut Rows) {
         Ok(())
     });
     for_each_collective!(collectives);
-    table.check("destroy the teams of the part `checks`", || Ok(others.into_iter().try_for_each(Team::destroy)?));
+    table.check("destroy the teams of checks of device functions", || Ok(others.into_iter().try_for_each(Team::destroy)?));
 }

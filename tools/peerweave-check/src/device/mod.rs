@@ -63,9 +63,10 @@ pub(crate) struct Arguments {
 enum Kind {
     /// The heap is virtual memory that every PE maps
     Mapped,
-    /// The heap is NVSHMEM's heap; kernels access the memory of other PEs directly if it is mapped
+    /// The heap is NVSHMEM's heap; kernels access the memory of a PE directly if NVSHMEM maps this
+    /// memory, and otherwise through NVSHMEM's device library
     Nvshmem,
-    /// The heap is NVSHMEM's heap; kernels access other PEs only through NVSHMEM's device library
+    /// The heap is NVSHMEM's heap; kernels access all other PEs through NVSHMEM's device library
     Network,
 }
 
@@ -84,8 +85,8 @@ enum Part {
 /// The result of a check: an error if the check failed.
 type Outcome = Result<(), Failure>;
 
-/// Runs `check device`: as one PE if a launcher started this process, otherwise as the launcher of
-/// all PEs. Returns the last line of output.
+/// Runs `check device`. If a launcher started this process, this process is one PE. Otherwise this
+/// process starts all PEs. Returns the text that this process prints as its last line.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     launch::end_after(WHOLE_RUN + Duration::from_secs(20));
     let job = Job::from_env()?;
@@ -100,7 +101,8 @@ pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     }
 }
 
-/// Starts the PEs and waits until all PEs have ended. Returns the last line of output.
+/// Starts the PEs and waits until all PEs have ended. Returns the text that this process prints as
+/// its last line.
 fn parent(arguments: &Arguments) -> Result<String, Failure> {
     let n_pes = match arguments.pes {
         Some(n_pes) => n_pes,
@@ -120,7 +122,8 @@ fn parent(arguments: &Arguments) -> Result<String, Failure> {
     if failed.is_empty() { Ok(format!("OK {n_pes} PEs")) } else { Err(failed.join(", ").into()) }
 }
 
-/// Runs all PEs as threads on the first GPU. Returns the last line of output.
+/// Runs all PEs as threads on the first GPU. Returns the text that this process prints as its last
+/// line.
 fn threads(arguments: &Arguments, n_pes: u32) -> Result<String, Failure> {
     let (_server, jobs) = Server::on_this_machine(n_pes)?;
     let outcomes: Vec<Result<(usize, usize), Failure>> = std::thread::scope(|scope| {

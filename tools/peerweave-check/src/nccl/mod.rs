@@ -77,8 +77,8 @@ pub(crate) struct Arguments {
     #[arg(long, value_name = "yes|no", num_args = 0..=1, default_missing_value = "yes", default_value = "no",
         value_parser = |word: &str| yes_or_no(word), conflicts_with_all = ["processes", "rank", "kill"])]
     lifecycle: bool,
-    /// Check functions that NCCL 2.27 or a later version introduced; with a list of parts, run only
-    /// these parts; requires NCCL_NVLS_ENABLE=0
+    /// Run the checks of functions that are new in NCCL 2.27 or later; a list PART,... selects some
+    /// of these checks; requires NCCL_NVLS_ENABLE=0
     #[arg(long, value_name = "PART,...", num_args = 0..=1, default_missing_value = "all", value_parser = newer::parts,
         conflicts_with_all = ["rank", "kill", "lifecycle"])]
     newer: Option<String>,
@@ -120,7 +120,7 @@ impl Arguments {
     }
 }
 
-/// Runs `check nccl` and returns the last line of output.
+/// Runs `check nccl`. Returns the text that this process prints as its last line.
 pub(crate) fn run(arguments: &Arguments) -> Result<String, Failure> {
     check_ranks(arguments);
     launch::end_after(WHOLE_RUN);

@@ -271,7 +271,7 @@ impl Member {
             }
             Err(_) => part.failures.borrow_mut().push("this part of the check panicked".to_owned()),
         }
-        part.step("the report on this part of the check");
+        part.step("exchanging the results of all ranks");
         let mut report = vec![part.passed.get().to_string(), part.failures.borrow().len().to_string()];
         report.extend(part.failures.borrow().iter().take(8).map(|failure| format!("  rank {}: {failure}", self.rank)));
         if self.rank == 0 {
@@ -289,7 +289,7 @@ impl Member {
             wrong += number();
             lines.extend(words.map(str::to_owned));
         }
-        let verdict = if wrong == 0 { "right".to_owned() } else { format!("right, and {wrong} checks WRONG") };
+        let verdict = if wrong == 0 { "passed".to_owned() } else { format!("passed; {wrong} checks FAILED") };
         self.say(&format!("{name}: {passed} checks {verdict} ({:.1} s)", began.elapsed().as_secs_f64()));
         lines.iter().for_each(|line| self.say(line));
         Ok((passed, wrong))
@@ -357,7 +357,8 @@ impl Part<'_> {
         }
     }
 
-    /// Counts a check that passes if `found` equals `expected`. `what` describes the check.
+    /// Checks that `found` equals `expected`. Counts the check as passed, or records the first
+    /// difference. `what` describes the check.
     fn same<T: PartialEq + Debug>(&self, found: &[T], expected: &[T], what: impl FnOnce() -> String) {
         if found == expected {
             return self.check(true, String::new);
@@ -367,7 +368,8 @@ impl Part<'_> {
         self.check(false, || format!("{}: element {at} of {} is {value:?}, expected {wanted:?}", what(), found.len()));
     }
 
-    /// Counts a check that passes if `outcome` is an error for which `is` returns `true`.
+    /// Checks that `outcome` is an error that the predicate `is` accepts. Counts the check as
+    /// passed, or records the mistake. `what` describes the check.
     fn refused<T: Debug>(&self, what: &str, outcome: Result<T, NcclError>, is: impl FnOnce(&NcclError) -> bool) {
         match outcome {
             Ok(value) => self.check(false, || format!("{what} succeeded and returned {value:?}, expected an error")),

@@ -15,9 +15,10 @@
 //! Waits inside NVSHMEM calls end after 20 seconds. Multicast is always disabled, even if the
 //! environment enables it.
 //!
-//! If the command started the PEs, it prints a table before its last line. For each part, the table
-//! shows the number of PEs that passed, the number of checks, and the duration on the slowest PE.
-//! After 400 seconds the command kills all PEs. After 420 seconds every process ends itself.
+//! If the command started the PEs, it prints a table before its last line. For each part of the
+//! check, the table shows the number of PEs that passed the part, the number of checks, and the
+//! duration on the slowest PE. After 400 seconds the command kills all PEs. After 420 seconds every
+//! process ends itself.
 
 mod blocking;
 mod lifetimes;
@@ -87,8 +88,8 @@ impl Passed {
         Some(Self { part: part.to_owned(), checks: checks.parse().ok()?, seconds: seconds.parse().ok()? })
     }
 
-    /// Prints a table with a row for each part of the check: number of PEs that passed the part,
-    /// number of checks of these PEs, and duration on the slowest PE.
+    /// Prints a table with one row for each part of the check. A row shows how many PEs passed the
+    /// part, how many checks these PEs made in the part, and the duration on the slowest PE.
     fn print(all: &[Self]) {
         let mut table = Table::new(&["part", "PEs", "checks", "seconds"]);
         for part in PARTS {
@@ -103,8 +104,8 @@ impl Passed {
     }
 }
 
-/// Runs `check nvshmem`: as one PE if a launcher started this process, otherwise as the launcher of
-/// all PEs. Returns the last line of output.
+/// Runs `check nvshmem`. If a launcher started this process, this process is one PE. Otherwise this
+/// process starts all PEs. Returns the text that this process prints as its last line.
 pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
     if asked.place {
         return Ok(Nvshmem::load()?.path().display().to_string());
@@ -118,7 +119,7 @@ pub(crate) fn run(asked: &Arguments) -> Result<String, Failure> {
     Ok(done(&job, checks))
 }
 
-/// Returns the last line of output of a PE that succeeded.
+/// Returns the text that a PE prints as its last line if its checks succeeded.
 fn done(job: &Job, checks: usize) -> String {
     format!("{}: {OK}{checks} checks", job.pe)
 }

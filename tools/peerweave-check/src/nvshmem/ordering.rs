@@ -59,8 +59,9 @@ fn two_streams(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Runs several threads. Each thread enqueues collectives of the same team on its own stream. The
-/// order of the threads differs among the PEs, so all threads must make the same calls.
+/// Enqueues barriers of the world team from several threads, each with its own stream. The threads
+/// may run in a different order on each PE. All threads make the same calls, so every PE still
+/// makes the same sequence of calls, as NVSHMEM requires.
 fn threads(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let context = checks.context;
     let next = Pe::new((checks.pe() + 1) % checks.n());

@@ -212,7 +212,7 @@ impl Comparison {
         let mut lines = vec![
             format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
             format!(
-                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call",
+                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call; own/it: time of Peerweave divided by time of the contender to the left; own/best: time of Peerweave divided by the best time of another library",
                 self.config.calls_name()
             ),
         ];
@@ -337,7 +337,8 @@ impl Comparison {
     }
 }
 
-/// Returns the width, in characters, of the first column of a contender of the comparison.
+/// Returns the width, in characters, of the table column that contains the median times of
+/// `contender`.
 fn width(contender: &str) -> usize {
     (contender.len() + 4).max(10)
 }

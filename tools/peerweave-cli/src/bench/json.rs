@@ -181,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn json_has_the_keys_of_nccl_tests() {
+    fn json_has_the_same_keys_as_json_of_the_tool_nccl_tests() {
         let document = written(BenchOp::AllReduce);
         let has = |value: &Value, names: &[&str]| {
             for name in names {

@@ -18,9 +18,9 @@ const NAME: &str = "torch";
 /// The Python interpreter, which is searched in `PATH`.
 const PYTHON: &str = "python3";
 
-/// Measures the cases of a comparison with PyTorch. Returns PyTorch as a contender, and its
-/// records. If PyTorch cannot be measured, the contender is absent with a reason, and there are no
-/// records.
+/// Measures PyTorch for a comparison of libraries (contenders). Returns a list of contenders whose
+/// only entry is PyTorch, and the measured times. If PyTorch cannot be measured, the entry contains
+/// the reason, and there are no times.
 pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders, Vec<Compared>) {
     let absent =
         |why: String| (Contenders { present: Vec::new(), absent: vec![(NAME.to_owned(), why)], arch: String::new() }, Vec::new());

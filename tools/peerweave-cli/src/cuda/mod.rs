@@ -68,10 +68,11 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     method.ok_or_else(|| format!("--compare own:{name}: {} has no method {name}", op.name()))
 }
 
-/// Checks that the operation has every method that the contenders `own:METHOD` name.
+/// Checks every contender `own:METHOD` of the option `--compare`, which requests that Peerweave
+/// uses the algorithm METHOD. The operation must have this algorithm.
 ///
 /// # Errors
-/// The message names a method that the operation does not have, or the missing feature.
+/// The operation does not have an algorithm METHOD. The message names the first such METHOD.
 #[cfg(feature = "cuda")]
 pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     config.compare.iter().try_for_each(|contender| match contender {

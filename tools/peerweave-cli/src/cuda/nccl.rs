@@ -148,7 +148,7 @@ impl Session<'_> {
         Ok(Memory { send, recv, windows })
     }
 
-    /// Returns the trial that measures a case in place or out of place.
+    /// Prepares the measurement of `case`. `placement` determines whether the calls work in place.
     pub(crate) fn bench<T: Sample>(
         &self,
         memory: &Memory<T>,

@@ -114,7 +114,8 @@ pub(crate) struct Session<'a> {
     site: &'a Site<'a>,
 }
 
-/// The buffers for all cases of one element type.
+/// The buffers of a PE for one element type. They are large enough for every operation size that is
+/// measured with this type.
 pub(crate) struct Parts<T> {
     send: Memory<T>,
     recv: Memory<T>,
@@ -187,7 +188,7 @@ impl Session<'_> {
         Ok(Parts { send, recv, target, word })
     }
 
-    /// Returns the trial that measures a case in place or out of place.
+    /// Prepares the measurement of `case`. `placement` determines whether the calls work in place.
     pub(crate) fn bench<T: Reduced>(
         &self,
         memory: &Parts<T>,

@@ -99,7 +99,7 @@ impl<T: Sample> Memory<T> {
             Self::Symmetric(buffer) => buffer,
             Self::Device(_) => {
                 unreachable!(
-                    "only stream-ordered puts and gets support private memory; the configuration should have refused this call"
+                    "peerweave bug: a call that requires symmetric memory got private memory, but `--buffers private` must be refused for this call"
                 )
             }
         }
@@ -124,8 +124,8 @@ pub(crate) struct Calls<'a, T> {
     /// Symmetric word of the operation: the target of signals, or the word that atomic operations
     /// change.
     pub(super) word: SymmetricBuffer<u64>,
-    /// Number of calls so far. The number is the same on every PE: a PE that makes no calls adds
-    /// the number of calls that PE 0 makes.
+    /// Number of calls so far. A PE that makes no calls counts the calls of PE 0 instead, so the
+    /// number is the same on every PE.
     pub(super) made: u64,
     /// Number of received words that differed from the expected words.
     pub(super) wrong: u64,

@@ -39,8 +39,9 @@ pub(crate) struct Subject {
     pub(crate) redop: Option<ReduceOp>,
 }
 
-/// Outcome of a measurement: number of calls per batch, microseconds per call of each batch (empty
-/// if this PE is not timed), and number of wrong elements (`None` if results were not checked).
+/// Outcome of a measurement. The three fields are the number of calls per batch, the time of each
+/// batch in microseconds per call (empty if this PE is not timed), and the number of wrong elements
+/// (`None` if results were not checked).
 pub(crate) type Outcome = (u64, Vec<f64>, Option<u64>);
 
 /// A measurement that has begun: the data that [`Trial::batch`] and [`Trial::end`] need.
@@ -82,7 +83,8 @@ pub(crate) trait Trial<T: Sample> {
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }
-    /// Returns the number of received words that were wrong since the last call of this function.
+    /// Returns the number of wrong words that this PE has received since the last call of this
+    /// function.
     fn wrong_words(&mut self) -> Result<u64, Failure> {
         Ok(0)
     }
@@ -130,7 +132,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(Started { graph, launches, per_launch, is_timed, wrong, batch_us: Vec::new() })
     }
 
-    /// Runs and times one batch. Records its time per call if this PE is timed.
+    /// Runs one batch. Records the batch's time per call if this PE is timed.
     fn batch(&mut self, started: &mut Started) -> Result<(), Failure> {
         // A ping-pong is a round trip; half of its time is reported.
         let share = if self.subject().view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
@@ -216,8 +218,9 @@ pub(crate) trait Trial<T: Sample> {
         self.site().agreement.barrier()
     }
 
-    /// Counts wrong elements in this PE's result, and changed guard elements behind the result.
-    /// Waits until all PEs have counted, because the next call may write into this memory.
+    /// Returns the number of mistakes on this PE: wrong elements of the result, wrong received
+    /// words, and guard elements that a call has changed. The guard elements follow the result in
+    /// memory. Waits until all PEs have counted, because the next call may write into this memory.
     fn check(&mut self, round: u64) -> Result<u64, Failure> {
         // After this barrier, the puts of all PEs have completed.
         self.site().agreement.barrier()?;

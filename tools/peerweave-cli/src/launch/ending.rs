@@ -49,7 +49,8 @@ pub struct Failure {
     pub status: Status,
 }
 
-/// Outcome of a job. With `--on-failure continue`, a failure is recorded only if no PE succeeds.
+/// Outcome of a job, which determines the exit code. With `--on-failure continue`, `failure` is
+/// `None` if at least one PE succeeds.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
     /// The failure that decides the exit code, if any.

@@ -1,9 +1,9 @@
-//! Guard process: kills the descendants of the PEs if the launcher is killed.
+//! Guard process: kills the processes that the PEs started, if the launcher is killed.
 //!
-//! If the launcher dies, the kernel kills the PEs, as `spawn.rs` requests. The guard kills the
-//! processes that the PEs started. The guard reads process groups from standard input, one per
-//! line: `+N` adds group N, `-N` removes group N. At the end of the input, the guard kills the
-//! remaining groups and exits.
+//! If the launcher dies, the operating system kills the PEs, as `spawn.rs` requests, but not the
+//! processes that the PEs started. The guard kills these processes by their process groups. The
+//! guard reads process groups from standard input, one per line: `+N` adds group N, `-N` removes
+//! group N. At the end of the input, the guard kills the remaining groups and exits.
 //!
 //! Invariant: the process of a PE adds its own group before it executes the program. Until then,
 //! the process of the PE holds a copy of the socket that is the guard's input. So the input cannot
@@ -56,8 +56,8 @@ impl Entry {
 }
 
 impl Guard {
-    /// Starts the guard. A failure is only logged: even without a guard, the kernel kills the PEs
-    /// if the launcher dies.
+    /// Starts the guard. A failure is only logged: even without a guard, the operating system kills
+    /// the PEs if the launcher dies.
     pub(super) fn start() -> Self {
         let started = UnixStream::pair().and_then(|(socket, input)| {
             let this = std::env::current_exe()?;
@@ -81,8 +81,9 @@ impl Guard {
         }
     }
 
-    /// Returns the socket through which the process of a PE adds its process group; `None` if the
-    /// guard does not run.
+    /// Returns the socket to the guard process. Before a PE executes its program, its process tells
+    /// the guard through this socket which process group to watch. Returns `None` if the guard does
+    /// not run.
     pub(super) fn entry(&self) -> Option<Entry> {
         self.socket.as_ref().map(|socket| Entry(socket.as_raw_fd()))
     }

@@ -13,7 +13,7 @@ use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOpti
 
 use crate::console::exit;
 
-/// The machines of the job.
+/// States whether the job runs on one machine or on several machines.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Place {
     /// One machine; PEs connect to a socket that is visible only on this machine.
@@ -130,11 +130,12 @@ impl JobRendezvous {
         self.server.as_ref()?.aborted().map(|(pe, code)| (pe.index(), code))
     }
 
-    /// Notifies PEs that wait for `pe` that `pe` is lost, with the reason. Returns the PE that was
-    /// lost first.
+    /// Reports the loss of `pe` to the rendezvous server. PEs that wait for `pe` then get an error
+    /// with the reason `why`. Returns the PE that was lost first. If that PE gave up because
+    /// another PE was missing, returns the missing PE.
     ///
-    /// Returns `None` if another machine runs the server. That server detects the closed connection
-    /// on its own.
+    /// Returns `None` if another machine runs the server. Without this report, that server detects
+    /// that the connection of `pe` is closed.
     pub fn report_lost(&self, pe: usize, why: &str) -> Option<usize> {
         let server = self.server.as_ref()?;
         server.report_lost(Pe::new(pe as u32), why);

@@ -76,9 +76,10 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A failure that has not been reported yet. `first` is the PE that the rendezvous lost first, and
-/// `failed` is the PE whose exit the launcher saw first. If `first` fails too, the message names
-/// `first`. Otherwise the message names `failed`.
+/// A failed job whose first failed PE has not been reported yet. `failed` is the PE whose exit with
+/// a failure the launcher saw first, and `first` is the PE that the rendezvous server reports as
+/// lost first. The launcher reports `first` if that PE exits with a failure before `until`, and
+/// otherwise `failed`.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,

@@ -38,7 +38,7 @@ pub struct P2pArgs {
     /// Number of copies that follow each other; all of them are timed together
     #[arg(long, value_name = "I", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iters: u32,
-    /// Number of round trips of the flag
+    /// Number of round trips in each measurement of latency
     #[arg(long, value_name = "R", default_value_t = 5000, value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
     pub rounds: u32,
     /// Deadline for each single measurement

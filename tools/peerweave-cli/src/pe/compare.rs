@@ -282,8 +282,8 @@ impl Run<'_> {
         Query::new(kind, case.dtype, case.counts.param as u64).reduction(case.redop.unwrap_or(ReduceOp::Sum))
     }
 
-    /// If the user asked for explanations, PE 0 sends one to the command. It says which route
-    /// (algorithm and launch shape) is used for a case.
+    /// With the option `--explain`, sends a note from PE 0 to the process of `peerweave bench`. The
+    /// note says which route (algorithm and launch shape) Peerweave uses for `case`.
     fn explain(&self, row: usize, case: &Case) -> Result<(), Failure> {
         if let Some(kind) = cuda::collective_kind(self.config.op).filter(|_| self.config.explain) {
             self.cuda.choose(kind, self.forced.get(kind));

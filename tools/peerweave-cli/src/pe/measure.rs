@@ -27,7 +27,7 @@ const MOST_CALLS: u64 = 1 << 30;
 pub struct Outcome {
     /// Calls per batch.
     pub iters: u64,
-    /// Microseconds per call of each batch; empty if this PE made no calls.
+    /// Time of each batch, in microseconds per call; empty if this PE made no calls.
     pub batch_us: Vec<f64>,
     /// Number of wrong elements; `None` if results were not checked.
     pub wrong: Option<u64>,

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn rewritten_buffer_has_the_same_values() {
+    fn buffer_has_its_old_values_after_a_rewrite() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         rewrite(&buffer);

@@ -1,5 +1,6 @@
-//! Owns the memory of one case. The code of this module is generic over the element type, so it is
-//! compiled for several types. The code in `measure.rs` is compiled only once.
+//! The buffers and the calls of one measurement, which has one operation, size and element type.
+//! The code of this module is generic over the element type, so it is compiled for several types.
+//! The code in `measure.rs` is compiled only once.
 
 use std::cell::Cell;
 use std::marker::PhantomData;
@@ -44,18 +45,19 @@ pub trait Operands {
     /// Returns the calls to be timed. Some calls receive words. The number of wrong words among
     /// them is added to `wrong`.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills a range of a buffer, given by `part`, with elements for round `round`. The field
-    /// `part.of` identifies these elements.
+    /// Writes elements into a range of the buffer that `side` selects. `part` is this range.
+    /// `part.of` and `round` determine the values of the elements.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
-    /// Fills a range of a buffer with a value that no result has.
+    /// Fills a range of the buffer that `side` selects with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
-    /// Rewrites the elements of this case without changing their values, so that the CPU cache of
-    /// this PE's core holds them as modified.
+    /// Rewrites the buffer that `side` selects without changing its values. Then the cache lines of
+    /// the buffer are in the state "modified" in the cache of this PE's CPU core.
     fn rewrite(&self, side: Side);
-    /// Counts the elements of a part of a buffer that differ from the elements of the tile
-    /// `part.of` for round `round`.
+    /// Counts the wrong elements in a range of the buffer that `side` selects. `part` is this
+    /// range. `part.of` and `round` determine the expected values.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
-    /// Counts the elements of a range that differ from the value written by `spoil`.
+    /// Counts the elements that differ from the value written by `spoil`, in a range of the buffer
+    /// that `side` selects.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
     /// Returns the number of result elements that this case uses.
     fn recv_len(&self) -> usize;
@@ -78,13 +80,12 @@ pub trait Work<T: Sample>: Sized {
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
 }
 
-/// Marker type for the operations that reduce elements. Their calls are compiled for every numeric
-/// type.
+/// Marker type for operations that reduce elements, such as all-reduce. The calls of these
+/// operations are compiled for every numeric type.
 pub enum Reducing {}
 
-/// Marker type for the operations that only move elements, such as a broadcast. The calls depend
-/// only on the size of an element. So they are compiled for one element type of each size, not for
-/// all element types.
+/// Marker type for operations that only move elements, such as broadcast. The calls of these
+/// operations are compiled for only one element type of each size.
 pub enum Moving {}
 
 macro_rules! work {
@@ -111,8 +112,9 @@ work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() 
     false => calls::moving(&operands.setting),
 });
 
-/// Implements [`Operands`]: elements of type `T`, memory of type `M`, and calls of the group `W`
-/// ([`Reducing`] or [`Moving`]).
+/// Implementation of [`Operands`] for elements of type `T` in memory of type `M`. `W` is
+/// [`Reducing`] if the operation reduces elements, and [`Moving`] if the operation only moves
+/// elements.
 pub struct Typed<'a, T, M, W> {
     setting: Setting<'a, M>,
     buffers: &'a Buffers<T, M>,

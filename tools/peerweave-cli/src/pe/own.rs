@@ -37,8 +37,8 @@ pub(super) struct Own<'a, T: Sample, W> {
 }
 
 impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
-    /// Prepares the out-of-place measurement of a case. `queue` and the stream of `site` must be
-    /// the same stream.
+    /// Prepares the out-of-place measurement of a case with Peerweave. `queue` and `site.stream`
+    /// must be the same CUDA stream.
     pub(super) fn new(
         site: &'a Site<'a>,
         world: &'a World,

@@ -197,7 +197,7 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether the PE waits after each combine until the combine is complete.
+    /// Whether the PE waits after each call of `Moe::combine` until this call is complete.
     waits: bool,
     view: View,
     hidden: usize,

@@ -70,8 +70,8 @@ pub(super) fn run(args: &TuneArgs) -> Result<u8, (u8, String)> {
     Ok(exit::OK)
 }
 
-/// Returns the arguments of `peerweave bench` for one operation. The measurements of this run
-/// determine the rows of the route table for the operation.
+/// Returns the arguments with which `peerweave bench` compares all methods of one operation. The
+/// measured times determine which method the route table contains for each size.
 fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, String)> {
     let methods = match op {
         BenchOp::AllReduce => "own:one_shot,own:two_shot,own:chunked,nccl",

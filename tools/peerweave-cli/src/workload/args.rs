@@ -22,7 +22,8 @@ pub struct BenchArgs {
     /// number of PEs that OP needs
     #[arg(short, long, visible_aliases = ["np", "nproc-per-node"], value_name = "N", value_parser = parse_pes)]
     pub n: Option<usize>,
-    /// Smallest size in bytes of the larger buffer of a PE
+    /// Smallest size in bytes; the size of a call is the size of its input or of its result on one
+    /// PE, whichever is larger
     #[arg(short = 'b', long, value_name = "MIN", value_parser = parse_size, default_value = "8")]
     pub min_bytes: usize,
     /// Largest size in bytes; default: the larger of 64M and MIN
@@ -126,7 +127,7 @@ pub struct BenchArgs {
 const BENCH_HELP: &str = "\
 `peerweave bench p2p` measures bandwidth and latency between GPUs; see `peerweave bench p2p --help` for its options.
 
-The time of a batch is its time per call on the slowest PE. The column `time` shows the median over the batches. \
+Each batch has one time: the time per call on the slowest PE. The column `time` shows the median over the batches. \
 busbw is algbw times a factor that nccl-tests defines for each operation. N/A in the in-place columns means that no \
 in-place form was measured. Inputs are chosen so that every result is exact. The exit code is 1 if any element is wrong.
 
@@ -142,10 +143,10 @@ timed calls.
 With --nbi, a quiet completes the calls. The host waits for the quiet before it records the event after the batch, \
 as in perftest's test `bw`.
 - g: the host waits for each call.
-- barrier, sync: as in perftest's tests `barrier_on_stream` and `sync_on_stream`.
+- barrier, sync: measured as in perftest's tests `barrier_on_stream` and `sync_on_stream`.
 - all-reduce, all-gather (fcollect), all-to-all, broadcast, reduce-scatter: with --each, the host waits for each \
-call, as in the perftest test of the same operation. With -G, the calls are in CUDA graphs, as in that test with \
---cudagraph.
+call, as in the perftest test of the same operation. With -G, the calls are in CUDA graphs, as in this perftest test \
+with its option --cudagraph.
 
 perftest reports the time of PE 0, but this command reports the time of the slowest PE. The JSON contains the times \
 of PE 0 as pe0_times_us. Every PE that has results checks them before and after the measurement.";
@@ -226,9 +227,9 @@ pub struct ReduceOps(pub Vec<ReduceOp>);
 /// The roots to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Root {
-    /// Only this rank.
+    /// Only this rank is the root.
     One(usize),
-    /// Every rank in turn.
+    /// Every rank is the root once.
     All,
 }
 
@@ -253,9 +254,10 @@ fn parse_dtypes(text: &str) -> Result<DTypes, String> {
     }
     match DType::ALL.into_iter().find(|dtype| dtype.name() == text || alias(*dtype) == text && !text.is_empty()) {
         Some(dtype) => Ok(DTypes(vec![dtype])),
-        None => {
-            Err(format!("{text:?} is not an element type, expected all or one of {}", DType::ALL.map(DType::name).join(", ")))
-        }
+        None => Err(format!(
+            "{text:?} is not an element type, expected the word all, or one of these types: {}",
+            DType::ALL.map(DType::name).join(", ")
+        )),
     }
 }
 
@@ -265,9 +267,10 @@ fn parse_redops(text: &str) -> Result<ReduceOps, String> {
     }
     match ReduceOp::ALL.into_iter().find(|op| op.name() == text) {
         Some(op) => Ok(ReduceOps(vec![op])),
-        None => {
-            Err(format!("{text:?} is not a reduction, expected all or one of {}", ReduceOp::ALL.map(ReduceOp::name).join(", ")))
-        }
+        None => Err(format!(
+            "{text:?} is not a reduction, expected the word all, or one of these reductions: {}",
+            ReduceOp::ALL.map(ReduceOp::name).join(", ")
+        )),
     }
 }
 

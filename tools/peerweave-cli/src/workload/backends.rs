@@ -41,7 +41,7 @@ fn check_comparison(args: &BenchArgs) -> Result<(), String> {
     let lacks = |dtype: &DType| !is_compared(op, *dtype);
     for (given, why) in [
         (args.backend != BackendName::Cuda, "is supported only with --backend cuda".to_owned()),
-        (!op.has_route() && op != BenchOp::SendRecv, format!("is not supported by {}", op.name())),
+        (!op.has_route() && op != BenchOp::SendRecv, format!("does not support the operation {}", op.name())),
         (args.buffers == Buffers::Private, "requires --buffers symmetric".to_owned()),
         (
             args.datatype.0.len() == 1 && args.datatype.0.iter().any(lacks),

@@ -367,7 +367,7 @@ mod tests {
     }
 
     #[test]
-    fn types_and_reductions_have_the_names_of_nccl_tests() {
+    fn types_and_reductions_are_named_as_in_the_tool_nccl_tests() {
         let names = |arguments: &[&str]| {
             let cases = config(arguments).unwrap().cases();
             cases.iter().map(|case| format!("{}/{}", case.dtype, case.redop.map_or("none", ReduceOp::name))).collect::<Vec<_>>()

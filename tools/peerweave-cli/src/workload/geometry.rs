@@ -42,8 +42,7 @@ pub enum Tile {
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
-    /// The reduction of the inputs of the first ranks, as in a scan. The field is the number of
-    /// these ranks.
+    /// The reduction of the inputs of ranks 0 to N - 1, as in a scan. The field is N.
     Prefix(usize),
 }
 
@@ -89,8 +88,8 @@ pub fn shares_buffer(view: &View) -> bool {
     view.placement == Placement::InPlace && (!at_root || view.rank == view.root)
 }
 
-/// Returns where this rank's input is. If input and result share one buffer, the returned part is a
-/// range of that buffer. Otherwise it is a range of the buffer of the input.
+/// Returns the range of this rank's input. If input and result share one buffer, the range lies in
+/// the shared buffer. Otherwise the range lies in the input buffer.
 pub fn input(view: &View) -> Part {
     let Counts { param, send, .. } = view.counts;
     if matches!(view.op, BenchOp::AllGatherV | BenchOp::GatherV) {

@@ -8,9 +8,9 @@ use clap::ValueEnum;
 use peerweave_types::{DType, ReduceOp};
 use serde::{Deserialize, Serialize};
 
-/// Number of rounds in which each PE arrives late while a barrier is checked. A faulty barrier lets
-/// another PE leave before the late PE arrives. One round can miss this fault: if the system
-/// suspends the leaving PE until the late PE has arrived, the measured times look correct.
+/// Number of times that each PE arrives late when a barrier is checked. Once is not enough: if a
+/// barrier releases a PE too early, the operating system may suspend the released PE until the late
+/// PE has arrived. Then the check does not detect the wrong barrier.
 pub(crate) const ROUNDS_LATE: usize = 8;
 
 /// An operation that `bench` can measure.
@@ -33,9 +33,9 @@ pub enum BenchOp {
     AllToAllV,
     /// All-gather with different counts for different PEs
     AllGatherV,
-    /// Every PE gets the reduction of the inputs up to and including its own input
+    /// Every PE gets the reduction of its own input and the inputs of all PEs with a lower index
     Scan,
-    /// Every PE gets the reduction of the inputs before its own input
+    /// Every PE gets the reduction of the inputs of all PEs with a lower index
     ExclusiveScan,
     /// Gather with different counts for different PEs
     GatherV,
@@ -79,7 +79,7 @@ pub enum BenchOp {
     PingPong,
 }
 
-/// Element counts for a size in bytes.
+/// Numbers of elements in one call, computed from the size in bytes.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub struct Counts {
     /// Count passed to the call; printed in the column `count`.
@@ -282,9 +282,9 @@ impl BenchOp {
         }
     }
 
-    /// Returns the number of elements from which the printed size is computed. Usually these are
-    /// all elements of the larger buffer of a PE. If the call has strides, only the elements that
-    /// are moved are counted.
+    /// Returns the number of elements that count as the size of a call. Usually this is the length
+    /// of the input or of the result, whichever is larger. If the call has strides, only the
+    /// elements that the call moves are counted.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,
@@ -343,7 +343,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn element_counts_match_nccl_tests() {
+    fn element_counts_follow_the_rules_of_the_tool_nccl_tests() {
         let counts = |op: BenchOp, bytes, element, n| {
             let Counts { param, send, recv } = op.counts(bytes, element, n);
             (param, send, recv)
@@ -361,7 +361,7 @@ mod tests {
     }
 
     #[test]
-    fn bus_bandwidth_factors_match_nccl_tests() {
+    fn bus_bandwidth_factors_are_those_of_the_tool_nccl_tests() {
         let factor = |op: BenchOp, n| {
             let (alg, bus) = op.bandwidth(Counts { param: 1, send: 1_000_000, recv: 1_000_000 }, 1, 1e-3, n);
             assert!((alg - 1.0).abs() < 1e-12);

@@ -2,14 +2,16 @@
 //!
 //! The value of an element depends on the PE, the round, the type, the reduction, and its index
 //! modulo a prime, [`PERIOD`]. So a tile of `PERIOD` elements defines the whole input, and filling
-//! and comparing cost no more than a copy. Data at a wrong position is detected, because the error
-//! in the position is usually a multiple of a power of two or of a count, and not of the prime.
+//! and comparing cost no more than a copy. Elements at a wrong position are detected: the distance
+//! from the right position is usually a multiple of a power of two or of an element count, but not
+//! of the prime.
 //!
 //! Invariant: a result depends neither on the order of the reduction nor on intermediate rounding.
 //! Inputs of floats are small integers (for products, small factors and powers of two), so that
-//! every intermediate result is representable. With more PEs than a 16-bit float can count, exact
-//! results require accumulation in f32, which Peerweave's documentation guarantees. Sums and
-//! products of integers wrap.
+//! every intermediate result is representable. There is one exception: with more than 256 PEs for
+//! bf16, or 2048 PEs for f16, an intermediate sum may be too large for the 16-bit type to represent
+//! exactly. Then results are exact only because Peerweave accumulates in f32, as its documentation
+//! guarantees. Sums and products of integers wrap.
 
 use half::{bf16, f16};
 use peerweave_types::{DType, Element, F8E4M3, F8E5M2, ReduceOp};
@@ -192,7 +194,8 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
             let e_most = if signed(dtype) { most - q_most } else { q.min(most - q_most) };
             let e = within(hash(u64::MAX - 1, round, i as u64), e_most, false);
             match () {
-                // With more PEs than the type can count, only some PEs have a nonzero value.
+                // With more PEs than the largest value of the type, only some PEs have a nonzero
+                // value.
                 () if dtype.is_integer() && n > whole_limit(dtype) => Value::Whole(i64::from(turn < 100)),
                 () if n % 2 == 1 && turn == n_pes - 1 => Value::Whole(q),
                 () if turn.is_multiple_of(2) => Value::Whole(q + e),

@@ -19,7 +19,8 @@ pub enum Record {
     Measured(Measured),
     /// A note to print before a line of the table.
     Note(Note),
-    /// The contenders of a comparison that can be measured.
+    /// Which contenders of a comparison are measured, and why the other contenders are not
+    /// measured.
     Contenders(Contenders),
     /// In a comparison, a PE has measured one contender for one line.
     Compared(Compared),

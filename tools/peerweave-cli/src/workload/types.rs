@@ -36,7 +36,9 @@ macro_rules! with_number_type {
     };
 }
 
-/// Evaluates an expression in which `$T` is the type that [`moved_as`] returns for `$dtype`.
+/// Evaluates an expression in which `$T` replaces the element type of `$dtype`. For operations that
+/// only move elements: `$T` has the same size, and all types of this size share the compiled code
+/// ([`moved_as`]).
 macro_rules! with_moved_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($crate::workload::types::moved_as($dtype), $T => $call;

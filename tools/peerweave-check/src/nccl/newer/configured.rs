@@ -16,7 +16,7 @@ use peerweave_nccl::{
 use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
-const NO_CTAS: &str = "zero CTAs";
+const NO_CTAS: &str = "CTA policy zero";
 /// Number of elements that each rank contributes to a call on windows.
 const WINDOWED: usize = 1 << 18;
 
@@ -30,7 +30,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("16 CTAs", CollConfig::new().min_ctas(16).max_ctas(16)),
         ("clusters of 1 CTA", CollConfig::new().cga_cluster_size(1)),
         ("clusters of 4 CTAs", CollConfig::new().cga_cluster_size(4)),
-        ("efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
+        ("CTA policy efficiency", CollConfig::new().cta_policy(CtaPolicy::Efficiency)),
         (NO_CTAS, CollConfig::new().cta_policy(CtaPolicy::Zero)),
         ("a tag", CollConfig::new().profiler_tag(42)),
         ("a preference for the ring algorithm", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
@@ -193,7 +193,7 @@ fn forms(
     let given = if at_root { mine } else { moved(rank, len) };
     in_place!(gather_in_place, given, 0..n * len, at_root.then(gathered), |both| &mut both, Rank::new(root as u32));
     if what == NO_CTAS && len == WINDOWED {
-        part.note("not run: in-place scatter on windows with zero CTAs, because NCCL 2.32.3 refuses the call only on the root, and the other ranks hang");
+        part.note("not run: in-place scatter on windows with CTA policy zero, because NCCL 2.32.3 refuses the call only on the root, and the other ranks hang");
         return Ok(());
     }
     let (given, place) = if at_root { (row(root), own) } else { (zeros(), 0..len) };

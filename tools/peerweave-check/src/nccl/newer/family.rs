@@ -26,7 +26,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
             let fewer = staying.then(|| comm.shrink(&[Rank::new((n - 1) as u32)], mode)).transpose()?;
             if let Some(fewer) = fewer {
                 part.check(fewer.n_ranks() == n - 1 && fewer.rank() == comm.rank(), || format!("{fewer:?}"));
-                part.computes(&fewer, "shrunk")?;
+                part.computes(&fewer, "after shrink")?;
                 fewer.finalize(super::DEADLINE)?;
             }
             part.meet()?;
@@ -42,7 +42,7 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
 /// the ranks are in descending order of their old numbers. Checks the new communicator that
 /// contains this rank.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
-    part.step(&format!("{what}: creating a communicator of each half"));
+    part.step(&format!("{what}: splitting the ranks into even and odd ranks"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
     let half = comm.split(Some((rank % 2) as u32), -(rank as i32))?;
     let Some(half) = half else {
@@ -97,7 +97,7 @@ pub(super) fn grow(part: &Part<'_>) -> Outcome {
     if part.rank() + 1 < n {
         part.step("shrink again");
         let fewer = all.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
-        part.computes(&fewer, "shrunk again")?;
+        part.computes(&fewer, "after the second shrink")?;
         fewer.finalize(super::DEADLINE)?;
     }
     part.meet()?;
@@ -133,7 +133,7 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
     if n > 1 && comm.rank().index() + 1 < n {
         part.step("shrink after revoke");
         let fewer = comm.shrink(&[Rank::new((n - 1) as u32)], ShrinkMode::Default)?;
-        part.computes(&fewer, "the communicator shrunk after its parent was revoked")?;
+        part.computes(&fewer, "after shrink of a revoked communicator")?;
         fewer.finalize(super::DEADLINE)?;
     }
     part.meet()?;

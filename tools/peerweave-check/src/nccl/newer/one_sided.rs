@@ -189,8 +189,9 @@ fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     Ok(room.window.deregister(stream, super::DEADLINE)?)
 }
 
-/// Checks puts from every rank to every rank, including itself. Each sender has its own offset in
-/// the window, and each receiver waits once for all puts.
+/// Checks puts from every rank to every rank. Each rank also sends a put to itself. Each rank
+/// writes to its own range of the receiver's window, and each receiver waits once for the puts of
+/// all ranks.
 fn both_ways(part: &Part<'_>, comm: &Communicator, signals: u32, contexts: u32) -> Outcome {
     const LEN: usize = 10_007;
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);

@@ -68,8 +68,8 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         // SAFETY: no communicator is created from a communicator with this option.
         ("resources shared with shrunk communicators", unsafe { Config::new().shrink_share(Switch::On) }),
         ("CollNet (reductions in the network) disabled", Config::new().collnet_enable(Switch::Off)),
-        ("efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
-        ("zero CTAs", Config::new().cta_policy(CtaPolicy::Zero)),
+        ("CTA policy efficiency", Config::new().cta_policy(CtaPolicy::Efficiency)),
+        ("CTA policy zero", Config::new().cta_policy(CtaPolicy::Zero)),
         ("few CTAs", Config::new().min_ctas(1).max_ctas(2)),
         ("number of CTAs for NVLink switches (NVLS)", Config::new().nvls_ctas(4)),
         ("number of channels for each network peer", Config::new().channels_per_net_peer(2)),
@@ -77,7 +77,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("support for CUDA graphs disabled", Config::new().graph_usage(GraphUsage::Never)),
         ("support for a single CUDA graph", Config::new().graph_usage(GraphUsage::One)),
         (
-            "support for a single CUDA graph without stream ordering",
+            "support for a single CUDA graph, stream ordering disabled",
             Config::new().graph_usage(GraphUsage::One).graph_stream_ordering(Switch::Off),
         ),
         (NO_ONE_SIDED, Config::new().num_rma_ctx(0)),

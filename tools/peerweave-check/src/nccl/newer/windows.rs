@@ -36,12 +36,12 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     part.step("finalize");
     comm.finalize(super::DEADLINE)?;
     // Uses copy engines instead of kernels, where copy engines can perform the operation.
-    if part.is_since("windows with zero CTAs", Version::new(2, 28, 0)) {
+    if part.is_since("the check of windows with CTA policy zero", Version::new(2, 28, 0)) {
         let comm = part.communicator(&Config::new().cta_policy(CtaPolicy::Zero))?;
         of_type::<f32>(part, &comm, &[8, 100_000, 8 * MIB])?;
-        part.step("graphs with zero CTAs");
+        part.step("graphs with CTA policy zero");
         graphs(part, &comm)?;
-        part.step("finalize with zero CTAs");
+        part.step("finalize with CTA policy zero");
         comm.finalize(super::DEADLINE)?;
     }
     Ok(())
@@ -77,7 +77,10 @@ fn of_type<T: Sample>(part: &Part<'_>, comm: &Communicator, sizes: &[usize]) -> 
     for bytes in sizes {
         let slow = part.exchange(&[u8::from(took > SLOW)])?.contains(&vec![1]);
         if slow {
-            part.note(format!("not run: {bytes} bytes of {}: a smaller size was too slow ({took:?})", T::DTYPE));
+            part.note(format!(
+                "not run: {bytes} bytes of type {}, because a smaller size took too long ({took:?} on rank 0)",
+                T::DTYPE
+            ));
             continue;
         }
         let (elements, began) = ((bytes / size_of::<T>()).max(1), Instant::now());
