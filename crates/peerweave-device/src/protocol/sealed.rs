@@ -75,8 +75,8 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
 }
 
 /// Returns whether the writer of the line has published `epoch` or a later epoch. `word` is any
-/// word of the line. The result is correct only if the line's epoch is at most `epoch + window -
-/// 1`.
+/// word of the line. The writer must be less than `window` epochs ahead of `epoch`; otherwise the
+/// result is wrong.
 ///
 /// Unlike [`try_read`], this function reads no data. So the writer may publish the next epoch
 /// during the call.

@@ -116,7 +116,7 @@ macro_rules! adding {
         /// float sum is rounded to nearest.
         ///
         /// On a GPU most additions are one instruction. Two kinds of additions are a loop of
-        /// compare-and-swaps: additions to `bf16` on GPUs before sm_90, and additions to floats
+        /// compare-and-swaps: additions to `bf16` elements before sm_90, and additions to floats
         /// over the network.
         #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///

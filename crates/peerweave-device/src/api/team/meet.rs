@@ -434,9 +434,9 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch at the address `at`. A team has one epoch for each block index. It counts the
-/// synchronisations of the block that has this index. Epochs are in memory of this device, and only
-/// kernels access them.
+/// Returns the epoch at the address `at`. A team has one epoch for each block index. The epoch
+/// counts the synchronisations of the block that has this index. Epochs are in memory of this
+/// device, and only kernels access them.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while
