@@ -163,9 +163,9 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
 /// processes. If the heap can grow, also checks that the length of the memory is a multiple of the
 /// step by which the heap grows.
 ///
-/// NVSHMEM does not handle such memory correctly. If the memory began in the middle of a mapping,
-/// NVSHMEM would map the start of the mapping instead. If NVSHMEM cannot map the memory, NVSHMEM
-/// unmaps its whole heap and ends the process.
+/// NVSHMEM does not make these checks. If the memory began in the middle of a mapping, NVSHMEM
+/// would map the start of the mapping instead. If NVSHMEM cannot map the memory, NVSHMEM unmaps its
+/// whole heap and ends the process.
 fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {
     use CUpointer_attribute::{
         CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES, CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR, CU_POINTER_ATTRIBUTE_MAPPING_SIZE,

@@ -85,7 +85,11 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the rank of the last member", last, "at least 0 (the last member has the rank start + stride * (count - 1))");
+            return value(
+                "the rank of the last member",
+                last,
+                "at least 0 (the last member has the rank start + stride * (count - 1))",
+            );
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
