@@ -11,8 +11,8 @@ use core::marker::PhantomData;
 /// The trait is implemented for [`core::sync::atomic::AtomicU64`], and for the model checker's
 /// atomic under `--cfg loom`. Kernels on GPUs use the type [`Word64`](crate::gpu::Word64). The
 /// memory orders are those of the C++20 memory model. The protocols need exactly the order that
-/// each method states. An addition continues the release sequence of the store whose value the
-/// addition changes.
+/// each method states. [`Self::add_release`] is a read-modify-write, so it continues a release
+/// sequence.
 pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;

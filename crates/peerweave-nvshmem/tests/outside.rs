@@ -131,7 +131,7 @@ fn put_succeeds_if_registration_is_dropped_during_the_put() {
 }
 
 #[test]
-fn registration_lives_as_long_as_the_graph_with_the_put() {
+fn memory_stays_registered_while_a_captured_graph_uses_it() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let target = here.context.alloc::<u32>(64).expect("the memory is allocated");

@@ -259,7 +259,7 @@ fn second_start_returns_a_handle_if_the_arguments_are_equal() {
 }
 
 #[test]
-fn team_of_a_finalised_context_is_unusable_after_a_restart() {
+fn team_is_unusable_after_finalize_even_if_nvshmem_restarts() {
     fakes().run_many(2, |child| {
         let first = start(&child);
         let (team, world) = (first.context.world(), first.context.clone());
@@ -317,7 +317,7 @@ fn launcher_bootstrap_without_a_launcher_is_an_error() {
 }
 
 #[test]
-fn nvshmem_starts_by_a_launcher_without_a_rendezvous() {
+fn from_launcher_starts_nvshmem_without_a_rendezvous() {
     let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
         set("PMI_RANK", &child.rank.to_string());

@@ -75,10 +75,11 @@ pub(crate) struct Bases {
 /// The path by which this PE accesses the memory of a PE.
 #[derive(Clone, Copy)]
 pub(crate) enum Reach {
-    /// By loads and stores. The PE's heap is mapped at this address.
+    /// The PE's heap is mapped at this address. This PE accesses the heap by loads and stores.
     Mapped(u64),
-    /// Over the network. On GPUs, calls of NVSHMEM's device library; on the host, calls of the
-    /// executor.
+    /// The PE's heap is not mapped. This PE accesses the heap over the network: on GPUs by calls of
+    /// NVSHMEM's device library, and on the host by calls of the executor, which emulates a
+    /// network.
     Network,
 }
 

@@ -61,7 +61,7 @@ impl Context {
         self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
     }
 
-    /// Returns the pause that a new wait of this thread makes between two polls.
+    /// Returns the state for a new wait of this thread.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0, asked: 0 }
@@ -102,15 +102,16 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
     }
 }
 
-/// The pause that a wait in a kernel makes between two polls. Most pauses only count the polls.
-/// Every [`Spin::INTERVAL`] polls the pause reads the clock and checks the deadline. Every
-/// [`Spin::abort_ns`] nanoseconds the pause also reads the abort word.
+/// The state of one wait in a kernel. The wait calls [`Pause::pause`] after each unsuccessful poll.
+/// After every [`Spin::INTERVAL`] polls, this method reads the clock and checks the deadline. If
+/// the last reading of the abort word is at least [`Spin::abort_ns`] nanoseconds ago, this method
+/// also reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time at which this pause last read the abort word. If it has not yet read the word, the time
-    /// at which it first read the clock.
+    /// Time of the last reading of the abort word. Before the first reading of the abort word, the
+    /// time of the first reading of the clock.
     asked: u64,
 }
 

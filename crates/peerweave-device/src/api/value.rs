@@ -5,7 +5,8 @@ use crate::gpu::{self, Piece};
 use core::mem::MaybeUninit;
 use peerweave_types::Plain;
 
-/// A kind of memory access: the memory that can be accessed, and the strength of the access.
+/// A kind of loads and stores. A copy uses one kind for its source and one for its target. A kind
+/// determines which memory space the accesses can reach, and whether they are weak or relaxed.
 pub(crate) trait Side: Copy {
     /// Loads an integer.
     ///

@@ -28,7 +28,8 @@ pub trait Announce {
         self.len() == 0
     }
 
-    /// Makes each later [`post`](Self::post) a release of this PE's earlier reads and writes.
+    /// Executes a release fence: earlier reads and writes of this PE are ordered before each later
+    /// [`post`](Self::post).
     fn fence_release();
 
     /// Writes `epoch` to the word at `index`. Without an earlier
@@ -67,8 +68,8 @@ pub fn announce<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     announce_relaxed(mine, epoch);
 }
 
-/// Like [`announce`], but orders nothing: the arrival of this rank becomes visible, but earlier
-/// writes of this rank may not be visible.
+/// Like [`announce`], but orders nothing. The arrival of this rank becomes visible. Earlier writes
+/// of this rank are not necessarily visible.
 #[inline]
 pub fn announce_relaxed<A: Announce + ?Sized>(mine: &A, epoch: u64) {
     for target in 0..mine.len() {
@@ -93,8 +94,8 @@ pub fn wait<Ws: Words + ?Sized, P: Pause + ?Sized>(words: &Ws, epoch: u64, pause
     Ok(())
 }
 
-/// Like [`wait`], but orders nothing: after the call every rank has arrived, but earlier writes of
-/// the ranks may not be visible.
+/// Like [`wait`], but orders nothing. After the call every rank has arrived. Earlier writes of the
+/// ranks are not necessarily visible.
 ///
 /// # Errors
 /// As for [`wait`].

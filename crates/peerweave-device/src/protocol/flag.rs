@@ -46,7 +46,8 @@ pub fn reached<W: Word + ?Sized>(word: &W, epoch: u64) -> bool {
     at_or_after(word.load_acquire(), epoch)
 }
 
-/// Like [`wait`], but orders nothing: earlier writes of the word's writer may not be visible.
+/// Like [`wait`], but orders nothing. After the call, earlier writes of the PE that wrote the word
+/// are not necessarily visible.
 ///
 /// # Errors
 /// The error that `pause` returns.

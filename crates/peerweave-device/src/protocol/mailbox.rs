@@ -32,8 +32,9 @@ pub enum Answer {
     Refused,
 }
 
-/// One slot of a ring. The sender and the receiver each create a `Slot` from references to the
-/// shared words. For speed, the answer should have its own cache line.
+/// One slot of a ring: references to the words of one message, and to the word of its answer. The
+/// sender and the receiver each create a `Slot` for the same shared words. For speed, the cache
+/// line of [`Slot::answer`] should contain no other word.
 #[derive(Debug)]
 pub struct Slot<'a, W> {
     /// The word that contains the number of the message in this slot. Written by the sender.

@@ -203,10 +203,12 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().find(|&index| (self.look)(index).is_some())
     }
 
-    /// Returns the index of a word that is not excluded and satisfies its condition; `None` if
-    /// there is no such word. Searches from `start` to the end, and then from 0. A caller can pass
-    /// the last found index plus one as `start`. Then the caller eventually finds every word that
-    /// continues to satisfy its condition.
+    /// Searches the words from `start` to the end, and then from 0. Returns the index of the first
+    /// word that satisfies its condition; `None` if there is no such word. Excluded words
+    /// ([`Watch::exclude`]) are not searched.
+    ///
+    /// If a caller repeats the search, `start` should be the last returned index plus 1. Otherwise,
+    /// a word that always satisfies its condition would hide the words after it.
     #[inline]
     pub fn test_any_from(&self, start: usize) -> Option<usize> {
         let mut index = if start < self.len { start } else { 0 };

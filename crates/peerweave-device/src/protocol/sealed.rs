@@ -6,10 +6,13 @@
 //! aligned word.
 //!
 //! Reuse rule: a rank has `N` lines, and publishes epoch `k` in line `k % N`. Every rank publishes
-//! in every epoch. A rank publishes epoch `k` only after [`try_read`] or [`has_reached`] has shown
-//! that every rank has published epoch `k - N + 1`. A rank also publishes an epoch only after the
-//! rank has read all data of the previous epoch that the rank needs. So when line `k % N` is
-//! overwritten, no rank still needs epoch `k - N`, which is the previous content of the line.
+//! in every epoch. A rank may publish epoch `k` when two conditions are true:
+//! - The rank has read all data of epoch `k - 1` that it needs.
+//! - [`try_read`] or [`has_reached`] has shown that every rank has published epoch `k - N + 1`.
+//!
+//! Line `k % N` contains epoch `k - N` until epoch `k` overwrites this epoch. At that time, every
+//! rank has published epoch `k - N + 1`, and therefore has read the data of epoch `k - N` that it
+//! needs.
 //!
 //! Invariant: a reader accepts a line only if all words of the line have the expected epoch. Zeroed
 //! memory is a line of epoch 0, and the first published epoch is 1.
@@ -71,16 +74,16 @@ pub fn try_read<W: Word>(line: &[W], epoch: u32, into: &mut [u32]) -> bool {
     whole
 }
 
-/// Returns whether the writer of the line has published `epoch`. `word` is any word of the line.
-/// The line may contain `epoch` or one of the next `window - 1` epochs. The writer must not have
-/// published a later epoch.
+/// Returns whether the writer of the line has published `epoch` or a later epoch. `word` is any
+/// word of the line. The writer must be less than `window` epochs ahead of `epoch`; otherwise the
+/// result is wrong.
 ///
 /// Unlike [`try_read`], this function reads no data. So the writer may publish the next epoch
 /// during the call.
 ///
 /// # Ordering
-/// Acquire, if the result is `true`: reads of the writer before the publication of the epoch are
-/// ordered before later writes of this PE.
+/// Acquire, if the result is `true`: later writes of this PE do not affect the reads that the
+/// writer made before it published the epoch.
 #[inline]
 pub fn has_reached<W: Word>(word: &W, epoch: u32, window: u32) -> bool {
     let reached = ((word.load_relaxed() >> 32) as u32).wrapping_sub(epoch) < window;

@@ -136,12 +136,12 @@ fn one_buffer(early: bool, wait_for_answer: bool, answer: Answer) {
 }
 
 #[test]
-fn sender_can_reuse_a_buffer_after_an_accepting_answer() {
+fn sender_can_reuse_the_buffer_of_an_accepted_message() {
     one_buffer(false, true, Answer::Accepted);
 }
 
 #[test]
-fn sender_can_reuse_a_buffer_after_a_refusing_answer() {
+fn sender_can_reuse_the_buffer_of_a_refused_message() {
     one_buffer(false, true, Answer::Refused);
 }
 
@@ -175,7 +175,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn is_withdrawn_is_true_if_the_receiver_copied_changed_data() {
+fn receiver_detects_a_withdrawal_if_it_read_changed_data() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 

@@ -142,10 +142,11 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 /// the same on all PEs that make these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// Counts the allocations of symmetric memory.
+    /// The counter for allocations of symmetric memory.
     Allocations,
-    /// Counts the setup calls of one team. The field identifies this team.
+    /// The counter for the setup calls of one team. The field identifies the team.
     Calls(u64),
-    /// Counts the teams that are split from one parent team. The field identifies the parent team.
+    /// The counter for the teams that are split from one parent team. The field identifies the
+    /// parent team.
     Children(u64),
 }

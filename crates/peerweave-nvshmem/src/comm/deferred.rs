@@ -93,7 +93,7 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Makes the call. The calling thread must hold the gate, which is the lock for calls of
+    /// Calls NVSHMEM. The calling thread must hold the gate, which is the lock for calls of
     /// NVSHMEM. If the call fails, leaks the value in `held`, because NVSHMEM may still use this
     /// value.
     fn make(self, comm: &Comm) {
@@ -105,10 +105,13 @@ impl DeferredCall {
 }
 
 impl Comm {
-    /// Makes the call immediately if the gate is free and the call's streams are idle. Otherwise
-    /// stores the call, and a thread that acquires the gate later makes it. If NVSHMEM has been
-    /// finalised, makes no call. If NVSHMEM is unusable for a different reason, makes no call and
-    /// leaks the value in `held`. Never waits, and does not change the thread's current context.
+    /// Calls NVSHMEM immediately if the gate (the lock for calls of NVSHMEM) is free and the call's
+    /// streams are idle. Otherwise adds the call to the list of deferred calls. A thread that holds
+    /// the gate later executes the call.
+    ///
+    /// If NVSHMEM has been finalised, drops the call. If NVSHMEM is unusable for a different
+    /// reason, drops the call and leaks the value in `held`. Never waits, and does not change the
+    /// thread's current context.
     pub(crate) fn defer(&self, deferred: DeferredCall) {
         let call = deferred.call;
         match self.dead_state() {
@@ -126,7 +129,7 @@ impl Comm {
         }
     }
 
-    /// Makes the deferred calls whose streams are idle. All other deferred calls stay in the list.
+    /// Executes the deferred calls whose streams are idle. The list keeps all other deferred calls.
     /// The calling thread must hold the gate, which is the lock for calls of NVSHMEM.
     #[cold]
     pub(crate) fn run_deferred(&self) {

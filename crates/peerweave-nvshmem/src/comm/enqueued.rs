@@ -40,8 +40,8 @@ pub(crate) struct InFlight {
 }
 
 impl InFlight {
-    /// Returns the [order](Order) that the collectives of `team` follow. The program created
-    /// `team`; predefined teams use [`world_order`](Self::world_order).
+    /// Returns the [order](Order) of the collectives of `team`. `team` must be a team that the
+    /// program created. For the predefined teams, call [`world_order`](Self::world_order).
     pub(crate) fn order(&self, team: nvshmem_team_t) -> Arc<Order> {
         let mut orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         Arc::clone(orders.entry(team).or_default())
@@ -59,7 +59,8 @@ impl InFlight {
         orders.values().cloned().chain([self.world_order()]).collect()
     }
 
-    /// Removes the order of a destroyed team, because NVSHMEM may reuse the team's handle.
+    /// Deletes the [order](Order) of the collectives of `team` after `team` was destroyed. NVSHMEM
+    /// may then give the same handle to a new team.
     pub(crate) fn forget_order(&self, team: nvshmem_team_t) {
         self.orders.lock().unwrap_or_else(PoisonError::into_inner).remove(&team);
     }
@@ -75,7 +76,8 @@ impl Comm {
         self.enqueued.orders().iter().try_for_each(|order| order.drain(call, self).map(drop))
     }
 
-    /// Completes the host's transfers over a network, and transfers on NVSHMEM's own streams.
+    /// Waits until two kinds of transfers are complete: transfers that the host has made over a
+    /// network, and transfers on NVSHMEM's own streams.
     pub(crate) fn quiet_host(&self) -> Result<(), NvshmemError> {
         // Cleared before the call, because the call does not complete data that is sent during the
         // call.
@@ -93,10 +95,10 @@ impl Comm {
         Ok(wait(&self.side, Instant::now()).map(drop)?)
     }
 
-    /// Calls `alone` until it returns `true`, for at most 2 s, and returns the last result. `alone`
-    /// returns whether a value has no other owner. If no captured graph exists any more, the
-    /// repeated calls end earlier. They are necessary because a graph drops its values some time
-    /// after the graph is destroyed.
+    /// Waits until `alone` returns `true`, for at most 2 s, and returns the last result of `alone`.
+    /// `alone` returns whether a value has no other owner. The wait is necessary because a graph
+    /// drops its values some time after the graph is destroyed. If no captured graph exists any
+    /// more, the wait ends immediately.
     pub(crate) fn unused_after_graphs(&self, alone: impl Fn() -> bool) -> bool {
         const LONGEST: Duration = Duration::from_secs(2);
         if alone() {

@@ -70,7 +70,7 @@ impl Comm {
             return Err(NvshmemError::misuse(
                 call,
                 MisuseKind::Context {
-                    why: "another thread is finalising NVSHMEM; this call can succeed only if finalising fails",
+                    why: "another thread is finalising NVSHMEM; repeat this call only if the other thread's call of finalize returns an error",
                 },
             ));
         }

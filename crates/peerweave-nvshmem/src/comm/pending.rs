@@ -28,13 +28,13 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// The list of the memory that incomplete transfers use. Each element represents one allocation: it
-/// is the list of the streams that use this allocation. If a stream waits for the transfers, the
-/// stream is added to every element.
+/// The memory that incomplete transfers use. `memory` has an element for each allocation: the list
+/// of the streams that use the allocation. When a stream starts to wait for the transfers, the
+/// stream is added to the lists of all these allocations.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// The number of times that the list was emptied, plus 1. An allocation is in the list if its
-    /// [`Streams::pending`] equals this number.
+    /// 1 plus the number of times that `memory` was emptied. An allocation is in `memory` if and
+    /// only if its [`Streams::pending`] equals `emptied`.
     emptied: u64,
 }
 
@@ -100,9 +100,9 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Completes all transfers. First waits for the streams that wait for transfers because of an
-    /// earlier quiet or barrier. Then calls `quiet`, which must complete the transfers in the list.
-    /// Then empties the list.
+    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`, which
+    /// already wait for transfers. Then calls the function `quiet`, which must complete the listed
+    /// transfers. Finally empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,

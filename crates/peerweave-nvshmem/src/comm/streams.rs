@@ -36,9 +36,9 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// The value that `Open::emptied` (in `pending.rs`) had when this resource was last added to
-    /// the list of incomplete transfers. 0 if the resource was never added; only memory is added to
-    /// that list.
+    /// The value of `Open::emptied` (in `pending.rs`) when the resource was last added to the list
+    /// of the memory that incomplete transfers use. 0 if the resource was never added to that list,
+    /// or is not memory.
     pub(crate) pending: AtomicU64,
 }
 

@@ -117,11 +117,11 @@ pub enum MisuseKind {
     /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// Name of the first buffer. The call reads this buffer, with two exceptions: the target of
-        /// a get, and a signal word.
+        /// Name of the first buffer. Usually the call reads this buffer. If this buffer is a signal
+        /// word or the target of a get, the call writes this buffer.
         read: &'static str,
-        /// Name of the second buffer. The call writes this buffer, with one exception: the source
-        /// of a get.
+        /// Name of the second buffer. Usually the call writes this buffer. If this buffer is the
+        /// source of a get, the call reads this buffer.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,

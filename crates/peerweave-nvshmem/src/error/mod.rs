@@ -26,7 +26,8 @@ use crate::{Version, sys};
 
 /// Any error that this crate returns.
 ///
-/// `Debug` prints the message, because `unwrap` and a `main` that returns an error print `Debug`.
+/// The `Debug` output is the same message as the `Display` output. So the message is readable in
+/// the panic of an `unwrap`, and if `main` returns the error.
 #[derive(Clone, thiserror::Error)]
 #[non_exhaustive]
 pub enum NvshmemError {
@@ -46,9 +47,9 @@ pub enum NvshmemError {
     /// loaded.
     #[error(transparent)]
     Plugin(Box<PluginError>),
-    /// NVSHMEM cannot work on this machine or in this job. This crate returns this error because
-    /// NVSHMEM would end the process or hang. Except for [`PreflightError::NotAlone`], NVSHMEM was
-    /// not initialised.
+    /// A check has found that NVSHMEM cannot work on this machine or in this job. Without this
+    /// check, NVSHMEM would end the process or hang. NVSHMEM was not initialised, except if the
+    /// error is [`PreflightError::NotAlone`].
     #[error(transparent)]
     Preflight(Box<PreflightError>),
     /// The CUDA driver is missing or returned an error, or a call to the driver is not possible.

@@ -60,7 +60,7 @@ impl Heap {
             return Err(comm.nvshmem.failure(
                 call,
                 None,
-                format!("NVSHMEM was not called for {bytes} bytes of symmetric memory: {why}"),
+                format!("the heap has no room for {bytes} bytes of symmetric memory, so NVSHMEM was not called: {why}"),
             ));
         }
         Ok(())
@@ -76,6 +76,10 @@ impl Heap {
             return Ok(());
         }
         let why = format!("{held} bytes are allocated, and NVSHMEM_MAX_MEMORY_PER_GPU allows {most_bytes} bytes");
-        Err(self.comm.nvshmem.failure(call, None, format!("NVSHMEM was not called for {bytes} bytes of symmetric memory: {why}")))
+        Err(self.comm.nvshmem.failure(
+            call,
+            None,
+            format!("the heap has no room for {bytes} bytes of symmetric memory, so NVSHMEM was not called: {why}"),
+        ))
     }
 }

@@ -78,8 +78,12 @@ struct Functions {
 }
 
 /// All NVSHMEM libraries that this crate has loaded in this process.
-static LOADED: Registry<Functions> =
-    Registry::new("libnvshmem_host.so", "peerweave-nvshmem", OLDEST, "plug-ins may use the symbols of the wrong library");
+static LOADED: Registry<Functions> = Registry::new(
+    "libnvshmem_host.so",
+    "peerweave-nvshmem",
+    OLDEST,
+    "NVSHMEM's plug-ins may call the functions of the library that peerweave-nvshmem does not use",
+);
 
 impl Nvshmem {
     /// Returns the NVSHMEM library that this process uses. The first successful call searches for

@@ -9,19 +9,19 @@ use std::path::Path;
 use crate::error::{MisuseKind, NvshmemError, PluginError};
 use crate::{Nvshmem, Settings};
 
-/// The plug-in for an initialisation by an id: its file name without suffix, and the variable that
-/// selects a different plug-in.
+/// The plug-in for an initialisation by an id. The first text is the plug-in's file name without
+/// suffix. The second text is the environment variable by which the user can replace the plug-in.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Returns the plug-in for MPI: its file name without suffix, and the variable that selects a
-/// different plug-in.
+/// Returns the plug-in for MPI. The first text is the plug-in's file name without suffix. The
+/// second text is the environment variable by which the user can replace the plug-in.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that the settings select: its file name without suffix,
-/// and the variable that selects a different plug-in. Returns `None` if this crate does not know
-/// the selected bootstrap. Only NVSHMEM then interprets the setting.
+/// Returns the plug-in for the bootstrap that the settings select, in the form of [`OF_IDS`].
+/// Returns `None` if this crate does not know the selected bootstrap. Only NVSHMEM then interprets
+/// the setting.
 ///
 /// # Errors
 /// [`MisuseKind::Text`] if no launcher provides the selected bootstrap. NVSHMEM would then fail,

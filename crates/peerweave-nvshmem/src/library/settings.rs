@@ -234,8 +234,9 @@ impl Settings {
         let asked = self.all_effective();
         let differs = read.keys().chain(asked.keys()).find(|name| read.get(*name) != asked.get(*name));
         let Some(name) = differs else { return Ok(()) };
-        let text = |all: &BTreeMap<String, String>| all.get(name).map_or(format!("no {name}"), |value| format!("{name}={value}"));
-        let (what, found, asked) = ("a setting that NVSHMEM has already read:", text(read), text(&asked));
+        let text =
+            |all: &BTreeMap<String, String>| all.get(name).map_or(format!("{name} unset"), |value| format!("{name}={value}"));
+        let (what, found, asked) = ("the setting", text(read), text(&asked));
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
     }
 
@@ -380,7 +381,7 @@ mod tests {
     }
 
     #[test]
-    fn compared_settings_exclude_paths_adapters_and_logging() {
+    fn comparison_of_settings_ignores_local_variables() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

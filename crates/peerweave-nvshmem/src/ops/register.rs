@@ -159,10 +159,11 @@ fn owned<T>(comm: &Comm, call: &'static str, memory: &impl DeviceBuffer<T>) -> R
     Ok((address, Held::new(&comm.context, keep)))
 }
 
-/// Checks that memory is one whole mapping, and that its handle can be shared. Unless the heap has
-/// a fixed size, also checks that the length is a multiple of the heap's step.
+/// Checks that memory is one whole mapping, and that the memory's handle can be shared with other
+/// processes. If the heap can grow, also checks that the length of the memory is a multiple of the
+/// step by which the heap grows.
 ///
-/// The checks are necessary for two reasons. If the memory were a later part of a mapping, NVSHMEM
+/// NVSHMEM does not make these checks. If the memory began in the middle of a mapping, NVSHMEM
 /// would map the start of the mapping instead. If NVSHMEM cannot map the memory, NVSHMEM unmaps its
 /// whole heap and ends the process.
 fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, bytes: usize) -> Result<(), NvshmemError> {

@@ -272,8 +272,9 @@ impl Context {
         enqueue.call(|api, _| unsafe { api.nvshmemx_flush_on_stream(stream.cu_stream()) })
     }
 
-    /// Waits, within the context's deadline, until the sources of puts that this PE made without a
-    /// stream may be overwritten. Requires NVSHMEM 3.8.
+    /// Waits, within the context's deadline, until NVSHMEM has read the sources of the puts that
+    /// this PE has made without a stream. After the call, these sources may be overwritten.
+    /// Requires NVSHMEM 3.8.
     ///
     /// # Errors
     /// [`NvshmemError::Unsupported`] if the library is older than NVSHMEM 3.8. Other errors are the

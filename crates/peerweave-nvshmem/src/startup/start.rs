@@ -104,7 +104,8 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "the PE sent no id".to_owned() }.into());
         };
-        let start = start.expect("this PE can start NVSHMEM, because otherwise it would already have returned an error");
+        let start =
+            start.expect("this PE can start NVSHMEM, because `from_rendezvous` has already returned if the start was refused");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 

@@ -132,8 +132,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmem_quiet();
         /// Orders earlier puts before later puts to the same PE.
         "3.3.24" fn nvshmem_fence();
-        /// Completes the earlier transfers of this PE on `stream`, and all its `nbi` transfers. The
-        /// call takes effect in stream order.
+        /// Completes this PE's earlier transfers on `stream`, and all `nbi` transfers of this PE.
+        /// The call takes effect in stream order.
         "3.3.24" fn nvshmemx_quiet_on_stream(stream: CUstream);
         /// Waits until the sources of earlier puts may be overwritten.
         "3.8.0" fn nvshmemx_flush();

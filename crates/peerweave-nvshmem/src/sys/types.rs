@@ -37,7 +37,7 @@ impl nvshmemx_uniqueid_t {
     pub const EMPTY: Self = Self { version: version_word(1, size_of::<Self>()), internal: [0; 124] };
 }
 
-/// Arguments with which this process takes part in a bootstrap by an id.
+/// The arguments for a bootstrap in which the PEs find each other by a unique id.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
 pub struct nvshmemx_uniqueid_args_t {
@@ -57,7 +57,7 @@ pub struct nvshmemx_uniqueid_args_t {
 pub struct nvshmemx_init_args_t {
     /// Version word, which encodes the layout number and the size of the struct.
     pub version: c_int,
-    /// Arguments of the bootstrap by an id.
+    /// The arguments for a bootstrap in which the PEs find each other by a unique id.
     pub uid_args: nvshmemx_uniqueid_args_t,
     /// Ordinal of the device; -1 selects the device of the current CUDA context. In layout 1, this
     /// field is padding.

@@ -153,12 +153,13 @@ impl TeamConfig {
 pub struct TeamId(u64);
 
 impl TeamId {
-    /// Returns the id that has the number `number`.
+    /// Converts a number to an id. [`Self::to_u64`] on another PE has returned this number.
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
 
-    /// Returns the number of the id. The caller sends this number to the other members.
+    /// Converts the id to a number, which the caller can send to the other members. They convert
+    /// the number to the same id by [`Self::from_u64`].
     pub const fn to_u64(self) -> u64 {
         self.0
     }

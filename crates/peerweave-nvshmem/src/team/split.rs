@@ -85,7 +85,11 @@ impl Team {
         }
         let last = i64::from(start) + i64::from(stride) * i64::from(count - 1);
         if last < 0 {
-            return value("the rank of the last member", last, "at least 0 (this rank is start + stride * (count - 1))");
+            return value(
+                "the rank of the last member",
+                last,
+                "at least 0 (the last member has the rank start + stride * (count - 1))",
+            );
         }
         // The first rank can be the highest only if the stride is negative or there is one rank.
         let highest = last.max(start.into());
@@ -142,14 +146,15 @@ impl Team {
         self.comm.nvshmem.check(CALL, code)?;
         let mut made = |handle, identity| {
             let team = self.made(CALL, &mut entered, handle, true, identity)?;
-            Ok::<_, NvshmemError>(team.expect("this PE is a member of its row and of its column, so `made` returns a team"))
+            Ok::<_, NvshmemError>(team.expect("this PE is a member of its row and of its column"))
         };
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a team from the members of this team that have the ranks `ranks`. NVSHMEM creates
-    /// this team by an id, not by a split. There are two reasons: NVSHMEM's split does not support
-    /// negative strides, and it reads beyond NVSHMEM's tables if this team was created by an id.
+    /// Creates a team of the members of `self` whose ranks are in `ranks`. Returns `None` if
+    /// `ranks` does not contain this PE's rank. The new team is created by an id, because NVSHMEM's
+    /// split has two limits: it does not support negative strides, and it reads beyond NVSHMEM's
+    /// tables if `self` was created by an id.
     fn part(
         &self,
         call: &'static str,

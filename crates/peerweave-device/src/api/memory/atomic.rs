@@ -112,11 +112,12 @@ macro_rules! reducing {
 /// Implements atomic additions to integers and floats.
 macro_rules! adding {
     ($fetch_add:ident, $add:ident, $fetch_inc:ident, $inc:ident, $strong:literal, $fetch_doc:literal, $doc:literal) => {
-        /// Adds `value` to the first element of `of` on `pe`, and returns the previous value. An
-        /// integer sum wraps, and a float sum is rounded to nearest.
+        /// Adds `value` to `of[0]` on `pe`, and returns the previous value. An integer sum wraps. A
+        /// float sum is rounded to nearest.
         ///
-        /// On a GPU the addition is one instruction, except for `bf16` before sm_90, and for floats
-        /// over the network. In these two cases the addition is a loop of compare-and-swaps.
+        /// On a GPU most additions are one instruction. Two kinds of additions are a loop of
+        /// compare-and-swaps: additions to `bf16` elements before sm_90, and additions to floats
+        /// over the network.
         #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
@@ -132,8 +133,7 @@ macro_rules! adding {
             }
         }
 
-        /// Adds `value` to the first element of `of` on `pe`, like [`Self::atomic_fetch_add`], but
-        /// returns nothing.
+        /// Adds `value` to `of[0]` on `pe`, like [`Self::atomic_fetch_add`], but returns nothing.
         #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
@@ -149,7 +149,7 @@ macro_rules! adding {
             }
         }
 
-        /// Adds one to the first element of `of` on `pe`, and returns the previous value.
+        /// Adds one to `of[0]` on `pe`, and returns the previous value.
         #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
@@ -159,7 +159,7 @@ macro_rules! adding {
             self.$fetch_add(of, T::ONE, pe)
         }
 
-        /// Adds one to the first element of `of` on `pe`, and returns nothing.
+        /// Adds one to `of[0]` on `pe`, and returns nothing.
         #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
@@ -192,36 +192,31 @@ impl Context {
     );
 
     fetching! { KernelAtomic:
-        /// Replaces the first element of `of` on `pe` by `value`.
+        /// Replaces `of[0]` on `pe` by `value`.
         atomic_swap, atomic_swap_relaxed(value) = swap, network_swap;
-        /// Replaces the first element of `of` on `pe` by `new` if the element equals `current` bit
-        /// for bit.
+        /// Replaces `of[0]` on `pe` by `new` if `of[0]` equals `current` bit for bit.
         atomic_compare_swap, atomic_compare_swap_relaxed(current, new) = compare_swap, network_compare_swap;
     }
 
     fetching! { KernelInteger:
-        /// Replaces the first element of `of` on `pe` by the bitwise AND of the element and
-        /// `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise AND of `of[0]` and `value`.
         atomic_fetch_and, atomic_fetch_and_relaxed(value) = fetch_and, network_fetch_and;
-        /// Replaces the first element of `of` on `pe` by the bitwise OR of the element and `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise OR of `of[0]` and `value`.
         atomic_fetch_or, atomic_fetch_or_relaxed(value) = fetch_or, network_fetch_or;
-        /// Replaces the first element of `of` on `pe` by the bitwise XOR of the element and
-        /// `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise XOR of `of[0]` and `value`.
         atomic_fetch_xor, atomic_fetch_xor_relaxed(value) = fetch_xor, network_fetch_xor;
     }
 
     reducing! {
-        /// Replaces the first element of `of` on `pe` by the bitwise AND of the element and
-        /// `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise AND of `of[0]` and `value`.
         atomic_and, atomic_and_relaxed = and, network_and;
-        /// Replaces the first element of `of` on `pe` by the bitwise OR of the element and `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise OR of `of[0]` and `value`.
         atomic_or, atomic_or_relaxed = or, network_or;
-        /// Replaces the first element of `of` on `pe` by the bitwise XOR of the element and
-        /// `value`.
+        /// Replaces `of[0]` on `pe` by the bitwise XOR of `of[0]` and `value`.
         atomic_xor, atomic_xor_relaxed = xor, network_xor;
     }
 
-    /// Returns the first element of `of` on `pe`.
+    /// Returns `of[0]` on `pe`.
     ///
     /// # Ordering
     /// Acquire: writes that the writer of the value has released are visible after the call.
@@ -239,7 +234,7 @@ impl Context {
         }
     }
 
-    /// Returns the first element of `of` on `pe`.
+    /// Returns `of[0]` on `pe`.
     ///
     /// # Ordering
     /// Orders nothing.
@@ -257,7 +252,7 @@ impl Context {
         }
     }
 
-    /// Replaces the first element of `of` on `pe` by `value`.
+    /// Replaces `of[0]` on `pe` by `value`.
     ///
     /// # Ordering
     /// Release: a thread that acquires the value sees earlier writes of this thread.
@@ -275,7 +270,7 @@ impl Context {
         }
     }
 
-    /// Replaces the first element of `of` on `pe` by `value`.
+    /// Replaces `of[0]` on `pe` by `value`.
     ///
     /// # Ordering
     /// Orders nothing.

@@ -15,10 +15,11 @@ use peerweave_types::KernelOp;
 /// Shared memory that a thread has lent to its context for bulk copies.
 #[derive(Clone, Copy)]
 pub(crate) struct Lent {
-    /// 32-bit address of the two barriers in shared memory; 0 if the thread has lent no memory. The
-    /// buffers start [`HEADER`] bytes after this address.
+    /// 32-bit address of the two barriers in the lent shared memory; 0 if the thread has lent no
+    /// memory. The buffers start [`HEADER`] bytes after this address.
     barriers: u32,
-    /// Size of each buffer in bytes; 0 if the thread has lent no memory.
+    /// Size in bytes of one of the two buffers in the lent memory; 0 if the thread has lent no
+    /// memory.
     half: u32,
     /// Parity of the current phase of each barrier: bit 0 for the first barrier, bit 1 for the
     /// second.
@@ -40,8 +41,8 @@ impl Lent {
     }
 
     /// Returns the parities of the current phases of both barriers. A function that is not inlined
-    /// takes these parities as an argument, because it has a separate context. It may use the
-    /// barriers, and then returns the new parities.
+    /// has a copy of the context, so it returns the new parities. The caller then passes these
+    /// parities to [`Self::set_parity`].
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity

@@ -214,10 +214,11 @@ unsafe fn scatter<B: Side, P: Piece>(to: *mut u8, vector: Vector, cut: impl Fn(u
 }
 
 /// Implements [`copy`] if an address or the length is not a multiple of 16 bytes. First copies the
-/// bytes before the first aligned vector of the far side, then whole vectors, and last the
-/// remaining bytes. This is a separate function, and needs few registers. The reason is that a
-/// kernel with large blocks must not call a function that needs more registers than the kernel
-/// itself.
+/// bytes before the first 16-byte boundary in the peer's memory, then whole vectors of 16 bytes,
+/// and then the remaining bytes.
+///
+/// This function is not inlined, and needs few registers. A kernel with large blocks must not call
+/// a function that needs more registers than the kernel itself.
 ///
 /// # Safety
 /// As for [`copy`].

@@ -31,11 +31,12 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// `can` states whether the calling thread can start a bulk copy (TMA). Returns the value of `can`
-/// on the first thread of the scope. If the result is true, the first thread can start the copy for
-/// all threads: earlier accesses of every thread are ordered before the copy. In a scope of one
-/// thread, this function orders nothing, because the function that starts the copy orders these
-/// accesses.
+/// Returns whether the first thread of the scope can start a bulk copy (TMA). Each thread passes as
+/// `can` whether the thread itself can start the copy; only the value of the first thread counts.
+///
+/// If the result is true and the scope has several threads, earlier accesses of all these threads
+/// are ordered before the copy. In a scope of one thread, the function that starts the copy orders
+/// the accesses.
 #[inline(always)]
 fn agree_on_bulk<S: Scope, const GLOBAL: bool>(can: bool) -> bool {
     if S::ALONE {
@@ -400,9 +401,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused after a call
-            /// of [`Self::flush`] or [`Self::quiet`] by the first thread of the scope. All threads
-            /// of the scope may make that call.
+            /// length. Returns the number of copied elements. The source can be reused once the
+            /// first thread of the scope has called [`Self::flush`] or [`Self::quiet`]. The other
+            /// threads of the scope need not call these methods.
             #[inline(always)]
             pub fn $put_nbi<T: Plain>(&self, to: SymSlice<T>, from: impl Source<T>, pe: u32) -> usize {
                 self.put_any::<T, $scope, _>(to, &from, pe, true)
@@ -410,9 +411,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The elements have arrived after a
-            /// call of [`Self::quiet`] by the first thread of the scope. All threads of the scope
-            /// may make that call.
+            /// length. Returns the number of copied elements. The elements have arrived once the
+            /// first thread of the scope has called [`Self::quiet`]. The other threads of the scope
+            /// need not call this method.
             #[inline(always)]
             pub fn $get_nbi<T: Plain>(&self, mut to: impl Target<T>, from: SymSlice<T>, pe: u32) -> usize {
                 self.get_any::<T, $scope, _>(&mut to, from, pe, true)

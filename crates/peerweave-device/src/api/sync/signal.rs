@@ -220,9 +220,9 @@ macro_rules! scoped {
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Changes the first element of `signal` on `pe` after the copy. Called by ", $words, ".")]
             /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused after a call
-            /// of [`Self::flush`] or [`Self::quiet`] by the first thread of the scope. All threads
-            /// of the scope may make that call.
+            /// length. Returns the number of copied elements. The source can be reused once the
+            /// first thread of the scope has called [`Self::flush`] or [`Self::quiet`]. The other
+            /// threads of the scope need not call these methods.
             ///
             /// # Ordering
             /// A waiter that acquires the signal sees the elements.

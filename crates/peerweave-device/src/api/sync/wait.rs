@@ -63,8 +63,7 @@ impl Context {
         self.fail(kind, report)
     }
 
-    /// Compares the first element of `of` with `value` by `compare`, and waits until the comparison
-    /// is true.
+    /// Compares `of[0]` with `value` by `compare`, and waits until the comparison is true.
     ///
     /// # Ordering
     /// Acquire: writes that the element's writer has released are visible after the wait.
@@ -81,8 +80,8 @@ impl Context {
         until(&mut self.spin(), look).map_err(|kind| self.fail_wait(kind, KernelOp::WaitUntil, of, 0, value))
     }
 
-    /// Reads the first element of `of` once, and compares the element with `value` by `compare`.
-    /// Returns whether the comparison is true.
+    /// Reads `of[0]` once, and compares the element with `value` by `compare`. Returns whether the
+    /// comparison is true.
     ///
     /// # Ordering
     /// Acquire, if the result is true.
@@ -245,5 +244,5 @@ macro_rules! several {
 
 several!(T, |_index, value| value, "`value`":
     wait_until_any, wait_until_all, wait_until_some, test_any, test_all, test_some);
-several!(&[T], |index, values| values[index], "the value in `values` at the same index":
+several!(&[T], |index, values| values[index], "`values[i]`, where `i` is the index of the element":
     wait_until_any_vector, wait_until_all_vector, wait_until_some_vector, test_any_vector, test_all_vector, test_some_vector);

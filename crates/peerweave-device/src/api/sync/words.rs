@@ -9,9 +9,10 @@ use crate::gpu::{Access, Sys};
 use crate::put_signal::Watch;
 use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, SymSlice};
 
-/// Integers in this PE's symmetric memory for which a kernel waits.
+/// Integers in this PE's symmetric memory for which a kernel waits, and the condition of this wait.
 ///
-/// Each integer and each value is passed as its bits, zero-extended to 64 bits.
+/// The functions of this type use `u64` for the integers and for the values with which they are
+/// compared: the bits of an integer or a value, zero-extended to 64 bits.
 #[derive(Clone, Copy, Debug)]
 pub struct AwaitedWords<V, X> {
     /// The bytes of the integers. Each integer is aligned to its size.

@@ -34,14 +34,17 @@ struct Given {
     parity: u32,
 }
 
-/// Puts `bytes` bytes to every member, at offset `to` in the member's heap. The bytes for rank `r`
-/// are in this PE's heap, at offset `from + r * stride`. When the function returns, puts over the
-/// network may be outstanding. Each rank first puts to itself, and then to the next ranks in order,
-/// so that not all ranks put to the same member at the same time.
+/// Puts `bytes` bytes to every member of the team. The bytes for rank `r` are in this PE's heap at
+/// offset `from + r * stride`. They are put to offset `to` in the heap of rank `r`. When the
+/// function returns, puts over the network may be outstanding.
+///
+/// This PE first puts to itself, and then to the higher ranks and the lower ranks in order. So not
+/// all PEs put to the same member at the same time.
 ///
 /// # Safety
-/// `raw`, `pes`, `bases` and `lent` are from one context of this thread. The target range, and the
-/// source ranges for all ranks, lie in every member's heap.
+/// All four parts are from one context of this thread: the pointer `raw`, the PE numbers `pes`, the
+/// heap addresses `bases` and the shared memory `lent`. The target range, and the source ranges for
+/// all ranks, lie in every member's heap.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn give_each<S: Scope>(
@@ -441,9 +444,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. The member `root`
-            /// may overwrite `to` on other members before they make this call. If the lengths of
-            /// `to` and `from` differ, the shorter length is used.
+            /// Every member makes this call, in a block whose index is the same on all members. The
+            /// member `root` may overwrite `to` on other members before they make this call. If the
+            /// lengths of `to` and `from` differ, the shorter length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the
@@ -461,10 +464,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Concatenates the members' `from` in rank order, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member that makes
-            /// this call may overwrite `to` on members that have not yet made this call. `to`
-            /// should be as long as the `from` of all members together. If `to` is shorter, an
-            /// equal number of elements is copied from each member.
+            /// Every member makes this call, in a block whose index is the same on all members. A
+            /// member that makes this call may overwrite `to` on members that have not yet made
+            /// this call. `to` should be as long as the `from` of all members together. If `to` is
+            /// shorter, an equal number of elements is copied from each member.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -475,10 +478,10 @@ macro_rules! scoped {
 
             #[doc = concat!("Copies part `j` of `from` to part `i` of `to` on the member with rank `j`, where `i` is the rank of this PE. Called by ",
                 $words, ".")]
-            /// Every member makes this call from the block with the same index. A member that makes
-            /// this call may overwrite `to` on members that have not yet made this call. `from` and
-            /// `to` have one part for each member, and all parts have the same length. Elements
-            /// after the last part are not copied.
+            /// Every member makes this call, in a block whose index is the same on all members. A
+            /// member that makes this call may overwrite `to` on members that have not yet made
+            /// this call. `from` and `to` have one part for each member, and all parts have the
+            /// same length. Elements after the last part are not copied.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -488,9 +491,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes the result to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member's `to` is
-            /// overwritten only after all members have made this call. If the lengths of `to` and
-            /// `from` differ, the shorter length is used. `to` and `from` may be the same slice.
+            /// Every member makes this call, in a block whose index is the same on all members. A
+            /// member's `to` is overwritten only after all members have made this call. If the
+            /// lengths of `to` and `from` differ, the shorter length is used. `to` and `from` may
+            /// be the same slice.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -506,10 +510,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Combines the members' `from` element by element, and writes part `i` of the result to `to` on the member with rank `i`. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. A member's `to` is
-            /// overwritten only after all members have made this call. `from` should be
-            /// `team_n_pes` times as long as `to`. If `from` is shorter, each member gets a shorter
-            /// part, and all parts have the same length. `to` must not overlap `from`.
+            /// Every member makes this call, in a block whose index is the same on all members. A
+            /// member's `to` is overwritten only after all members have made this call. `from`
+            /// should be `team_n_pes` times as long as `to`. If `from` is shorter, each member gets
+            /// a shorter part, and all parts have the same length. `to` must not overlap `from`.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

@@ -1,23 +1,26 @@
 //! Synchronisation of a team: every member waits until all members have arrived.
 //!
-//! The protocol is [`crate::barrier`]. In the heap of each member, every rank has a signal line: a
-//! word in a separate line of memory. A rank announces its arrival to a member by a write to its
-//! own signal line in that member's heap. If the member is mapped, this write is a store. Otherwise
-//! it is a signal over the network. A rank polls only its own heap. The threads of a scope divide
-//! the members among themselves.
+//! The protocol is [`crate::barrier`]. The heap of each member contains one signal line for each
+//! rank of the team: a 64-bit word that has its own line of memory. A rank announces its arrival to
+//! a member by a write to the rank's signal line in that member's heap. For a mapped member, the
+//! write is a store. For an unmapped member, the write is a signal over the network. A rank polls
+//! only its own heap. The threads of a scope (a thread, warp or block) divide the members among
+//! themselves.
 //!
-//! Block `b` of each member synchronises with block `b` of the other members. Each block index has
-//! a slot: separate signal lines and a separate epoch. The epoch is in memory of this device, and
-//! stays there when the kernel has ended.
+//! Block `b` of each member synchronises with block `b` of the other members. So each block index
+//! has separate signal lines, and a separate epoch that counts the synchronisations. The signal
+//! lines and the epoch of a block index are called a slot. The epoch is in memory of this device,
+//! and keeps its value when the kernel ends.
 //!
 //! Kernels call barriers and collectives in many places. So only the common case of a barrier is
-//! inlined. In this case, each thread synchronises with at most one other member. All other steps
-//! are functions that are not inlined. [`arrange`] looks up the addresses of a team.
-//! [`exchange_several`] handles unmapped members, and several members for each thread.
+//! inlined: all members are mapped, and each thread synchronises with at most one other member.
+//! Functions that are not inlined handle all other steps. [`arrange`] looks up the addresses of a
+//! team. [`exchange_several`] handles unmapped members, and several members for each thread.
 //! [`exchange_apart`] handles collectives.
 //!
-//! Invariant: all threads of the scope read the same epoch, after the first `sync` of the scope.
-//! One thread writes the next epoch after the second `sync` and before the last `sync`.
+//! Invariant: all threads of the scope read the same epoch. The threads call [`Scope::sync`] before
+//! they read the epoch, and again after they have read it. Only after the second of these calls
+//! does one thread write the next epoch.
 
 use super::{Team, entry_of};
 use crate::api::context::{Bases, Pes};
@@ -31,10 +34,10 @@ use crate::word::Words;
 use crate::{Word as _, flag, word};
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp};
 
-/// The addresses with which a thread synchronises with another member of a team. These addresses
-/// are used if all members are mapped, and each thread of the scope synchronises with at most one
-/// other member. The addresses are cached, because a lookup takes half as long as the barrier's
-/// messages.
+/// The addresses by which a thread synchronises with one other member of a team. Used if all
+/// members are mapped, and each thread of the scope synchronises with at most one other member. The
+/// context caches the addresses of its last synchronisation, because a lookup takes about half as
+/// long as the messages of a barrier.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
     /// The team and the scope to which the addresses belong, encoded by [`key`]. `u32::MAX` if no
@@ -59,7 +62,8 @@ impl Meeting {
     const SEVERAL: u32 = u32::MAX;
 }
 
-/// Returns the value of [`Meeting::key`] for a team and a scope.
+/// Returns a number that identifies a team and a scope. [`Meeting::key`] contains this number for
+/// the cached addresses.
 #[inline(always)]
 fn key<S: Scope>(team: KernelTeam) -> u32 {
     team.index() << 2 | S::KIND as u32
@@ -71,7 +75,8 @@ pub(super) trait Order: Copy {
     const COMPLETES: bool;
     /// Whether the synchronisation makes earlier writes of every member visible.
     const ORDERS: bool;
-    /// Whether a separate function, which is not inlined, exchanges the arrivals.
+    /// Whether [`exchange_apart`], which is not inlined, executes the synchronisation. If false,
+    /// the code is inlined into the kernel.
     const APART: bool;
 }
 
@@ -429,9 +434,9 @@ fn wait<const ORDERS: bool, Ws: Words>(words: &Ws, epoch: u64, context: &Context
     if ORDERS { barrier::wait(words, epoch, &mut spin) } else { barrier::wait_relaxed(words, epoch, &mut spin) }
 }
 
-/// Returns the epoch at the address `at`. There is one epoch for each block index. Each epoch
-/// counts the synchronisations of the blocks with its index. The epochs are in memory of this
-/// device, which only kernels access.
+/// Returns the epoch at the address `at`. A team has one epoch for each block index. The epoch
+/// counts the synchronisations of the block that has this index. Epochs are in memory of this
+/// device, and only kernels access them.
 #[inline(always)]
 fn epoch_of(at: u64) -> u64 {
     // SAFETY: the address is from the team's table, and the host keeps the epochs allocated while

@@ -181,8 +181,8 @@ macro_rules! scoped {
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {
         impl Context {
             #[doc = concat!("Completes all puts, then waits until every member of the team has arrived. Called by ", $words, ".")]
-            /// Every member makes this call from the block with the same index. In each block, only
-            /// one such call per team may be in progress at a time.
+            /// Every member makes this call, in a block whose index is the same on all members. In
+            /// each block, only one such call per team may be in progress at a time.
             ///
             /// # Ordering
             /// Earlier puts and writes of every member are visible after the call.
@@ -232,8 +232,8 @@ macro_rules! scoped {
             /// ordered.
             ///
             /// # Ordering
-            /// None: after the call, members' earlier writes may not be visible, and puts may be
-            /// incomplete.
+            /// None. After the call, earlier writes of the members are not necessarily visible, and
+            /// puts may be incomplete.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

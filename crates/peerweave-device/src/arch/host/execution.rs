@@ -80,8 +80,8 @@ pub fn shuffle_down(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane().saturating_add(by))
 }
 
-/// Returns the `value` that another lane has passed: the lane whose number is the exclusive or of
-/// this lane's number and `by`. All threads in `mask` call this function.
+/// Returns the `value` that another lane has passed. The number of that lane is this lane's number
+/// XOR `by`. All threads in `mask` call this function.
 #[inline]
 pub fn shuffle_xor(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane() ^ by)

@@ -12,12 +12,12 @@ use std::sync::OnceLock;
 use std::time::Instant;
 use std::vec::Vec;
 
-/// An executor of kernels on the host. It implements the operations that kernel threads call. The
-/// default methods implement a block of one thread.
+/// An executor of kernels on the host: it implements the operations that kernel threads call. The
+/// default methods implement a block of one thread. [`Single`] uses these default methods.
 ///
 /// [`set_executor`] sets the executor once for the process. Every thread of the process that runs
-/// device code calls the executor. On a thread that the executor has not started, the executor's
-/// methods must return what [`Single`] returns.
+/// device code then calls the executor, even a thread that the executor has not started. On such a
+/// thread, each method must behave like the default method.
 ///
 /// Each fence, and each access to memory that other threads may write, first calls [`Self::step`].
 /// During that call, the executor may run another thread of the grid.

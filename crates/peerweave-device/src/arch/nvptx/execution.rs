@@ -124,8 +124,8 @@ shuffle!(
     shuffle_down, shfl_sync_down, by, 31
 );
 shuffle!(
-    /// Returns the `value` that another lane has passed: the lane whose number is the exclusive or
-    /// of this lane's number and `by`. All threads in `mask` call this function.
+    /// Returns the `value` that another lane has passed. The number of that lane is this lane's
+    /// number XOR `by`. All threads in `mask` call this function.
     shuffle_xor, shfl_sync_bfly, by, 31
 );
 
