@@ -109,7 +109,7 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     checks.check(
         "put of 0 elements",
         context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(),
-        || "a put of 0 elements failed, or the empty slice has elements".to_owned(),
+        || "the put did not succeed or to_vec did not return an empty vector, expected both for a slice of 0 elements".to_owned(),
     );
     Ok(())
 }

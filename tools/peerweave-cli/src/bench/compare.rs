@@ -351,11 +351,13 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     sorted.get(rank - 1).copied()
 }
 
-/// Reads the records of the PEs, and prints each line when it is complete.
+/// Reads the records of the PEs. Prints each line of the result table as soon as the line is
+/// complete.
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
-    /// Whether lines are printed when they are complete.
+    /// Whether this reporter prints the table. `false` if PyTorch is a contender: PyTorch runs
+    /// after the PEs, and only then are the lines of the table complete.
     pub(super) is_printed: bool,
 }
 
