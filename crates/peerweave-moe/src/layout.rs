@@ -120,23 +120,24 @@ impl Layout {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the line of [`Exchange::inbox`] at which the routing table from rank `rank` starts.
-    /// `bank` is the number of the dispatch. The lowest bit of this number selects one of the two
-    /// banks.
+    /// Returns the index in [`Exchange::inbox`] at which the routing table from rank `rank` starts.
+    /// The index counts 16-byte lines. `bank` is the number of the dispatch: its lowest bit selects
+    /// one of the two banks (halves) of the inbox.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the line of [`Exchange::inbox`] at which the row for token `token` from rank `rank`
-    /// starts. `bank` is the number of the dispatch, as for [`Self::table`].
+    /// Returns the index in [`Exchange::inbox`] at which the row of token `token` from rank `rank`
+    /// starts. The index counts 16-byte lines. `bank` is the number of the dispatch: its lowest bit
+    /// selects one of the two banks (halves) of the inbox.
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the line of [`Exchange::returns`] at which the result from rank `rank` starts. The
-    /// result is for token `token` of the rank that receives the result.
+    /// Returns the index in [`Exchange::returns`] at which the result from rank `rank` starts. The
+    /// index counts 16-byte lines. The result belongs to token `token` of the receiving rank.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)

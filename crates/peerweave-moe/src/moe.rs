@@ -541,8 +541,8 @@ fn length(call: &'static str, argument: &'static str, found: usize, expected: us
     if found == expected { Ok(()) } else { Err(Misuse { call, kind: MisuseKind::Length { argument, found, expected } }.into()) }
 }
 
-/// Returns the memory of `of` as lines of 16 bytes. Fails if the memory has been released, or is
-/// not aligned to 16 bytes.
+/// Returns the symmetric memory `of` as 16-byte elements. Fails if the memory has been released, or
+/// is not aligned to 16 bytes.
 fn lines<E: Element>(call: &'static str, argument: &'static str, of: &Symmetric<E>) -> Result<Symmetric<u128>> {
     if of.is_released() {
         return Err(Misuse { call, kind: MisuseKind::Released { argument } }.into());

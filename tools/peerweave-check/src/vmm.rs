@@ -34,9 +34,9 @@ const WAIT: Duration = Duration::from_secs(20);
 /// Time after which the parent process ends all PEs.
 const WHOLE_RUN: Duration = Duration::from_secs(240);
 const MIB: usize = 1 << 20;
-/// Maximum number of bytes by which free device memory may decrease while the rounds run for the
-/// second time. One allocation by the driver itself may cost this much. A leak would cost more,
-/// because each round would leak.
+/// Maximum decrease of free device memory, in bytes, during the second pass of a test for memory
+/// leaks. Each pass repeats the same allocations many times. One allocation by the driver itself
+/// may cost this much, but a leak would cost more, because each repetition would leak.
 const MOST_KEPT: i64 = 2 << 20;
 
 /// The options of `check vmm`. The command uses no multicast objects.
@@ -211,9 +211,9 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
     let before = steady(&pes)?;
     steps.time("transfers between all PEs, growth of the heap", || exchange_and_grow(&pes))?;
     let after_heap = steady(&pes)?;
-    // A driver keeps the page tables and the memory of streams for the largest number that existed
-    // at the same time. So each kind of round runs twice: the memory kept by the first pass is
-    // printed, and the second pass must keep no memory.
+    // Each test for memory leaks repeats one action in two passes. In the first pass the driver may
+    // allocate page tables and memory of streams, and keep them for later use. So a decrease of
+    // free memory in the first pass is only printed, and the second pass must keep no memory.
     let n = plan.rounds as usize;
     let kinds: [(&str, Rounds, usize); 3] =
         [("allocations", rounds, n), ("heaps", heaps, (n / 50).max(2)), ("mappings", mappings, n)];
@@ -225,7 +225,11 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
         steps.time(kind, || body(&pes, n))?;
         let third = steady(&pes)?;
         let lost = |before: usize, after: usize| before as i64 - after as i64;
-        kept.push(format!("{kind}: first pass {}, second pass {}", lost(first, second), lost(second, third)));
+        kept.push(format!(
+            "{kind}: free memory decreased by {} bytes in the first pass and by {} bytes in the second pass",
+            lost(first, second),
+            lost(second, third)
+        ));
         if lost(second, third) > MOST_KEPT {
             return Err(format!(
                 "memory leak in {n} {kind}: free memory decreased by {} bytes in the second pass, expected at most {MOST_KEPT}",
@@ -234,7 +238,7 @@ fn walk(job: &Job, plan: &Arguments, steps: &mut Steps) -> Result<(), Failure> {
             .into());
         }
     }
-    pes.say(&format!("decrease of free memory in bytes: {}", kept.join("; ")));
+    pes.say(&format!("tests for memory leaks: {}", kept.join("; ")));
     let after = steady(&pes)?;
     pes.say(&format!("free memory: {before} before, {after_heap} after the first heap, {after} at the end (bytes)"));
     pes.barrier("measured")?;

@@ -187,7 +187,10 @@ fn invalid_comparison_options_are_refused() {
         (&["all-reduce", "--backend", "host", "--compare", "nccl"][..], "--compare is supported only with --backend cuda"),
         (&["put", "--backend", "cuda", "--compare", "nccl"], "--compare does not support the operation put"),
         (&["all-reduce", "--backend", "cuda", "--compare", "mpi"], "--compare cannot measure \"mpi\""),
-        (&["all-reduce", "--backend", "cuda", "--compare", "own:lines"], "--compare own:lines: all-reduce has no method lines"),
+        (
+            &["all-reduce", "--backend", "cuda", "--compare", "own:lines"],
+            "--compare own:lines: lines is not a method of the operation all-reduce",
+        ),
         (
             &["all-reduce", "--backend", "cuda", "--compare", "own", "--buffers", "private"],
             "--compare requires --buffers symmetric",

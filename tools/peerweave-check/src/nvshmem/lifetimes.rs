@@ -72,7 +72,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     second.put_value(&buffer, pe + 1, Pe::new((pe + 1) % n), second.stream())?;
     second.world().barrier(second.stream())?;
     let (found, previous) = (buffer.to_vec(second.stream())?, checks.previous());
-    checks.same("start after finalize", &found[..1], |_| previous + 1);
+    checks.same("put after a second start of NVSHMEM", &found[..1], |_| previous + 1);
     second.free(buffer)?;
     count += checks.finish()?;
     let report = second.finalize()?;

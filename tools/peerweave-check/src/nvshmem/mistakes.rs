@@ -109,7 +109,10 @@ fn ranges(checks: &mut Checks<'_>, buffer: &SymmetricBuffer<f32>, words: &Symmet
     checks.check(
         "put of 0 elements",
         context.put(&none, &none, next, &stream).is_ok() && none.to_vec(&stream)?.is_empty(),
-        || "a put of 0 elements failed, or the empty slice has elements".to_owned(),
+        || {
+            "the put failed or to_vec returned elements, expected that the put succeeds and that to_vec returns no elements"
+                .to_owned()
+        },
     );
     Ok(())
 }

@@ -63,8 +63,8 @@ pub(crate) struct Arguments {
     /// Cause this fault on the last PE, and check the errors of the other PEs
     #[arg(long, value_name = "FAULT", value_parser = FAULTS, conflicts_with = "only")]
     fault: Option<String>,
-    /// Print the path of NVSHMEM's library and exit. A PE that must not load the library itself
-    /// runs the command with this option
+    /// Print the path of NVSHMEM's library and exit. For the fault no-plugins, the last PE needs
+    /// this path but must not load the library, so a child process prints the path
     #[arg(long = WHERE, hide = true)]
     place: bool,
 }

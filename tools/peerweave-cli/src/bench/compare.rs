@@ -351,12 +351,13 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
     sorted.get(rank - 1).copied()
 }
 
-/// Reads the records of the PEs, and computes the lines of the comparison from them.
+/// Reads the records of the PEs. Prints each line of the result table as soon as the line is
+/// complete.
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
-    /// Whether this reporter prints each line as soon as the line is complete. If `false`, the
-    /// caller prints all lines later, after PyTorch has been measured.
+    /// Whether this reporter prints the table. `false` if PyTorch is a contender: PyTorch runs
+    /// after the PEs, and only then are the lines of the table complete.
     pub(super) is_printed: bool,
 }
 

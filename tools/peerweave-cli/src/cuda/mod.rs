@@ -56,7 +56,7 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
     })
 }
 
-/// Returns the method (algorithm of Peerweave's kernels) with this name, if it supports the
+/// Returns the method (value of `PEERWEAVE_ROUTE`) with this name, if the method supports the
 /// operation.
 ///
 /// # Errors
@@ -65,7 +65,12 @@ pub(crate) fn collective_kind(op: BenchOp) -> Option<peerweave::cuda::Collective
 pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method, String> {
     let method = peerweave::cuda::Method::ALL.into_iter().find(|method| method.name() == name);
     let method = method.filter(|method| collective_kind(op).is_some_and(|kind| method.serves(kind)));
-    method.ok_or_else(|| format!("--compare own:{name}: {} has no method {name}", op.name()))
+    method.ok_or_else(|| {
+        format!(
+            "--compare own:{name}: {name} is not a method of the operation {}, expected a method that PEERWEAVE_ROUTE accepts for this operation",
+            op.name()
+        )
+    })
 }
 
 /// Checks every contender `own:METHOD` of the option `--compare`, which requests that Peerweave

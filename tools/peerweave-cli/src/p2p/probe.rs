@@ -229,8 +229,8 @@ impl Probe {
         if one == other || one.max(other) >= self.stations.len() || rounds == 0 {
             return Err(wrong_value(
                 call,
-                "devices",
-                format!("device {one} and device {other}"),
+                "the pair of devices",
+                format!("{one} and {other}, and the number of round trips is {rounds}"),
                 "two different devices of the probe and at least one round trip",
             ));
         }

@@ -170,19 +170,21 @@ fn gathered(param: usize, n_pes: usize) -> Vec<Part> {
 }
 
 /// Returns the offsets and the lengths of the parts that form the result of an all-gather-v. Each
-/// rank contributes one part. `param` is [`Counts::param`].
+/// rank contributes one part. The part has `param` elements on even ranks, and a third less on odd
+/// ranks ([`gathered_count`]).
 pub fn gathered_parts(param: usize, n_pes: usize) -> Parts {
     Parts::packed((0..n_pes).map(|rank| gathered_count(param, rank)).collect::<Vec<_>>())
 }
 
-/// Returns the number of elements that `rank` sends to each rank in an all-to-all-v. `param` is
-/// [`Counts::param`].
+/// Returns the send counts of rank `rank` in an all-to-all-v: the number of elements for each
+/// destination rank. Each count is `param` or a third less. [`vector_count`] chooses between the
+/// two.
 pub fn vector_sends(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|to| vector_count(param, (to + n_pes - rank) % n_pes, n_pes)).collect()
 }
 
-/// Returns the number of elements that `rank` receives from each rank in an all-to-all-v. `param`
-/// is [`Counts::param`].
+/// Returns the receive counts of rank `rank` in an all-to-all-v: the number of elements from each
+/// source rank. Each count is `param` or a third less. [`vector_count`] chooses between the two.
 pub fn vector_receives(param: usize, n_pes: usize, rank: usize) -> Vec<usize> {
     (0..n_pes).map(|from| vector_count(param, (rank + n_pes - from) % n_pes, n_pes)).collect()
 }
