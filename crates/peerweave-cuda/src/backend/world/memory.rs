@@ -17,9 +17,9 @@ use crate::route::Routes;
 pub(super) type TeamsMemory = (Option<Collectives>, Option<Symmetric<u8>>, CollectivesOptions);
 
 /// Creates the collectives of the team of all PEs on this host, and allocates staging memory for
-/// `teams` other teams. The collectives are `None` if the heap has no room for them, or if the job's
-/// only host has more PEs than the kernels support. The staging memory is `None` if the heap has no
-/// room for it, or if `teams` is 0.
+/// `teams` other teams. The collectives are `None` if the heap has no room for them. They are also
+/// `None` if the job has one host, and this host has more PEs than the kernels support. The staging
+/// memory is `None` if the heap has no room for it, or if `teams` is 0.
 pub(super) fn teams_memory(
     gpu: &Gpu,
     heap_bytes: u64,

@@ -12,7 +12,7 @@
 //! Each rank has two staging areas. Round `i` uses area `i & 1`, so round `i + 2` overwrites the
 //! data of round `i`. This is safe: a rank packs round `i + 2` after all ranks have packed round
 //! `i + 1`, and a rank packs round `i + 1` after it has read the data of round `i`. After the last
-//! round, the ranks synchronize once more. Without this synchronization, the next operation could
+//! round, the ranks synchronize again. Without this last synchronization, the next operation could
 //! overwrite an area that a rank is still reading.
 
 use super::counts::Counts;

@@ -246,9 +246,9 @@ fn has_fast_strings() -> bool {
     std::is_x86_feature_detected!("ermsb")
 }
 
-/// Returns whether `rep movsb` copies faster than loads and stores of vectors. This is so on AMD's
-/// processors. On Intel's, vectors are up to twice as fast up to 8 MiB, and streaming stores are 1.3
-/// to 1.7 times as fast above (measured on family 6, model 207).
+/// Returns whether `rep movsb` copies faster than loads and stores of vectors. It is faster on
+/// AMD's processors. On Intel's processors, vectors are up to twice as fast up to 8 MiB. Above this
+/// size, streaming stores are 1.3 to 1.7 times as fast (measured on family 6, model 207).
 #[inline]
 fn has_fast_string_copy() -> bool {
     static IS_FAST: OnceLock<bool> = OnceLock::new();
