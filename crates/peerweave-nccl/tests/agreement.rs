@@ -224,7 +224,7 @@ fn wait_fails_early_if_the_thread_omitted_a_rank_from_a_group() {
 }
 
 #[test]
-fn error_of_a_blocked_call_names_the_rank_its_thread_omitted() {
+fn error_of_a_blocked_call_names_the_omitted_rank() {
     // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);

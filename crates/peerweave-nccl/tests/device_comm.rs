@@ -147,7 +147,7 @@ fn team_of_another_rank_or_communicator_is_refused() {
 }
 
 #[test]
-fn init_fails_if_only_peerweave_disables_multicast() {
+fn init_fails_if_multicast_is_off_but_nccl_would_use_nvls() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let contexts = common::contexts(1);

@@ -43,7 +43,7 @@ fn group_refused_during_a_capture_adds_no_call_to_the_graph() {
 }
 
 #[test]
-fn slice_that_would_make_the_stream_join_a_capture_is_refused() {
+fn borrowed_slice_last_written_in_a_capture_is_refused() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (own, capturing) = (comm.context().new_stream().expect("a stream is created"), comm.context().new_stream().expect("a stream is created"));
@@ -58,7 +58,7 @@ fn slice_that_would_make_the_stream_join_a_capture_is_refused() {
         let error = comm.all_reduce_in_place(&stream, &mut values, ReduceOp::Sum).expect_err("the stream would join the capture");
         assert_eq!(
             error.to_string(),
-            "all_reduce_in_place: the stream joined a capture by waiting for an event of a borrowed slice; pass a DeviceMemory or a Raw instead of a borrowed slice"
+            "all_reduce_in_place: the stream has joined the capture of another stream, because the borrowed slice was last used in this capture; pass a DeviceMemory or a Raw instead of a borrowed slice"
         );
         assert_eq!(counted("collectives"), before, "nothing was captured");
         comm.abort(DEADLINE).expect("the communicator ends");
@@ -355,7 +355,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn capture_begun_while_a_buffer_is_acquired_is_an_error() {
+fn call_fails_if_its_buffer_begins_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));
@@ -414,7 +414,7 @@ fn refused_meanwhile(
 const NCCL_IS_HELD_UP: &str = "cuStreamIsCapturing:2=400ms";
 
 #[test]
-fn call_on_borrowed_memory_fails_if_a_capture_begins_meanwhile() {
+fn call_on_raw_memory_fails_if_a_capture_begins_during_the_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let values = floats(&stream, &[1.0; 4]);
@@ -430,7 +430,7 @@ fn call_on_borrowed_memory_fails_if_a_capture_begins_meanwhile() {
 }
 
 #[test]
-fn call_invalidates_a_capture_begun_meanwhile() {
+fn capture_that_begins_during_a_call_is_invalid() {
     fakes(1).run(|| {
         // If NCCL's query is delayed, the call is captured. If the query after NCCL's query is
         // delayed, the call is not captured and runs.
@@ -443,7 +443,7 @@ fn call_invalidates_a_capture_begun_meanwhile() {
 }
 
 #[test]
-fn non_blocking_call_invalidates_a_capture_begun_meanwhile() {
+fn capture_that_begins_during_a_non_blocking_call_is_invalid() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::Off, NCCL_IS_HELD_UP, |comm, stream, values| {
             comm.all_reduce_in_place(stream, values, ReduceOp::Sum)
@@ -452,7 +452,7 @@ fn non_blocking_call_invalidates_a_capture_begun_meanwhile() {
 }
 
 #[test]
-fn configured_call_invalidates_a_capture_begun_meanwhile() {
+fn capture_that_begins_during_a_configured_call_is_invalid() {
     fakes(1).run(|| {
         // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
@@ -462,7 +462,7 @@ fn configured_call_invalidates_a_capture_begun_meanwhile() {
 }
 
 #[test]
-fn group_invalidates_a_capture_begun_meanwhile() {
+fn capture_that_begins_during_a_group_is_invalid() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))

@@ -280,7 +280,7 @@ fn simulated_group_returns_an_estimate_and_runs_no_call() {
 }
 
 #[test]
-fn simulation_refuses_calls_that_nccl_would_launch() {
+fn group_simulation_refuses_calls_that_nccl_cannot_estimate() {
     fn refused(result: Result<SimInfo, NcclError>, words: &str) {
         let error = result.expect_err("the simulation is refused");
         assert!(matches!(&error, NcclError::Misuse(_)) && error.to_string().contains(words), "{error}");

@@ -166,7 +166,7 @@ fn param_as_refuses_integers_of_another_type() {
 }
 
 #[test]
-fn error_from_an_integer_code_has_the_description_of_nccl() {
+fn error_from_an_integer_code_contains_the_nccl_error_string() {
     Fakes::new().nccl().run(|| {
         let nccl = Nccl::load().expect("the library is found");
         nccl.check("ncclFoo", 0).expect("code 0 is success");

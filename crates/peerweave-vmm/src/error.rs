@@ -27,7 +27,7 @@ pub enum VmmError {
         feature: &'static str,
         /// Description of the requirement.
         needs: String,
-        /// Description of what was found, which does not meet `needs`.
+        /// Description of what was found instead of `needs`.
         found: String,
     },
     /// Multicast objects are disabled in this process. The error was returned before the driver was
@@ -174,11 +174,13 @@ pub enum Misuse {
         call: String,
         /// The first of the two PEs that disagree.
         one: Pe,
-        /// The arguments, state or result that PE `one` reported.
+        /// Description of what the PE in the field `one` reported: its arguments, its state or its
+        /// result.
         one_has: String,
         /// The second of the two PEs that disagree.
         other: Pe,
-        /// The arguments, state or result that PE `other` reported.
+        /// Description of what the PE in the field `other` reported: its arguments, its state or
+        /// its result.
         other_has: String,
     },
     /// The memory to be freed is still in use, because this PE or a graph has other handles to it.

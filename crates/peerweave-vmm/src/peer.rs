@@ -176,9 +176,10 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         .position(|(found, expected)| found != expected)
     {
         None => Ok(()),
-        Some(at) => {
-            Err(broken(format!("word {at} of the data {direction} is {:#018x}, expected {:#018x}", found[at], expected[at])))
-        }
+        Some(at) => Err(broken(format!(
+            "word {at} of the data that was {direction} is {:#018x}, expected {:#018x}",
+            found[at], expected[at]
+        ))),
     };
     let put = pattern((1 + near as u64) << 32 | far as u64, source.len());
     // Only the copies below use the path between the devices. A failed access to a device's own

@@ -3,8 +3,8 @@
 //!
 //! The structs are declared here because cudarc's declarations depend on the CUDA version for which
 //! a program is built. The driver's structs do not depend on this version. Invariant: each struct
-//! has the size and layout of its counterpart in the driver's header. The sizes are compared with
-//! cudarc's below.
+//! has the size and layout of its counterpart in the driver's header. Assertions in this file
+//! compare the size of each struct with the size of cudarc's struct.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::OnceLock;

@@ -21,7 +21,7 @@ fn heap(me: &Me) -> SymmetricHeap {
 }
 
 #[test]
-fn heap_grows_at_the_same_addresses_after_failed_growth() {
+fn heap_growth_reuses_the_addresses_of_failed_growth() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
@@ -54,7 +54,7 @@ fn heap_grows_at_the_same_addresses_after_failed_growth() {
 }
 
 #[test]
-fn failed_ipc_growth_frees_memory_that_no_other_pe_opened() {
+fn failed_ipc_growth_frees_new_memory_that_no_other_pe_opened() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -78,7 +78,7 @@ fn failed_ipc_growth_frees_memory_that_no_other_pe_opened() {
 }
 
 #[test]
-fn failed_ipc_growth_frees_memory_that_other_pes_opened() {
+fn failed_ipc_growth_frees_new_memory_after_other_pes_close_it() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(3, |child| {
         let me = process(&child);
         let free = common::free_bytes(&me.context);
@@ -217,7 +217,7 @@ fn finalize_of_an_ipc_heap_ignores_work_on_other_devices() {
 }
 
 #[test]
-fn memory_that_a_peer_failed_to_close_is_not_freed() {
+fn ipc_memory_is_not_freed_if_a_peer_fails_to_close_it() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

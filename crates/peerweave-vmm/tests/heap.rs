@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn free_refuses_heap_memory_while_a_keep_value_exists() {
+fn free_refuses_heap_memory_that_has_another_owner() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -489,7 +489,7 @@ fn error_of_check_peers_names_the_pes_of_the_broken_path() {
         let heap = heap(&me, options());
         let error = heap.check_peers().expect_err("data written from PE 0 to PE 1 is lost");
         let text = error.to_string();
-        assert!(text.contains("peer access from PE 0 to PE 1 is broken: word 0 of the data written is"), "{text}");
+        assert!(text.contains("peer access from PE 0 to PE 1 is broken: word 0 of the data that was written is"), "{text}");
         assert_eq!(matches!(error, VmmError::BrokenPeer { .. }), me.pe == 1);
         heap.finalize().expect("all PEs finalize the heap");
         me.leave();

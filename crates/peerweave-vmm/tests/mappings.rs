@@ -365,7 +365,7 @@ fn ipc_memory_that_another_process_may_have_open_is_leaked() {
 }
 
 #[test]
-fn memory_is_freed_when_streams_that_got_its_address_complete() {
+fn dropped_memory_stays_allocated_until_its_stream_completes() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");

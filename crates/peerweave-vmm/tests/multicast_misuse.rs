@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn memory_stays_bound_on_a_pe_whose_bound_with_call_timed_out() {
+fn memory_stays_bound_if_the_wait_for_the_other_pe_times_out() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {

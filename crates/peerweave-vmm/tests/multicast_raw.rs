@@ -145,7 +145,7 @@ fn unbind_refuses_a_multicast_object_that_is_mapped() {
 }
 
 #[test]
-fn team_unbind_releases_memory_bound_through_the_raw_handle() {
+fn team_unbind_unbinds_memory_that_was_bound_by_a_driver_call() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);

@@ -31,7 +31,7 @@ fn peer_matrix_equals_what_the_driver_reports() {
 }
 
 #[test]
-fn pair_check_error_names_devices_without_peer_access() {
+fn pair_check_reports_devices_that_lack_peer_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
         let contexts = contexts(3);
         peer::check_pair(&contexts[0], &contexts[1], soon()).expect("peer access works");
@@ -45,14 +45,14 @@ fn pair_check_error_names_devices_without_peer_access() {
 }
 
 #[test]
-fn pair_check_error_names_both_devices_if_data_is_lost() {
+fn pair_check_reports_both_devices_if_data_is_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");
         let error = peer::check_pair(&contexts[0], &contexts[1], soon()).expect_err("the written data is lost");
         let VmmError::BrokenPeer { from, to, what } = &error else { panic!("the error is {error}, expected BrokenPeer") };
         assert_eq!((from.as_str(), to.as_str()), ("device 0", "device 1"));
-        assert!(what.contains("word 0 of the data written is"), "{what}");
+        assert!(what.contains("word 0 of the data that was written is"), "{what}");
     });
 }
 

@@ -32,24 +32,27 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 /// NCCL from freeing the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time for which an aborted call waits if captured graphs exist. NCCL does not report the end of
-/// the abort in this case. Within this time after the start of the abort, NCCL's threads stop
-/// launching work.
+/// Time after the start of an abort until NCCL's threads launch no more work. If captured graphs
+/// exist, NCCL does not report the end of the abort. An aborted call on a non-blocking communicator
+/// then waits for this time before the call returns.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
-    /// Waits without a deadline until NCCL has finished the abort. An aborted call waits here
-    /// before it returns. Before the end of the abort, NCCL may still launch the call's work. After
-    /// the return, the caller may reuse the memory of this work.
+    /// Waits without a deadline until NCCL has finished the abort of the communicator. A call that
+    /// the abort interrupts waits here before the call returns. Until the abort is finished, NCCL
+    /// may still launch the call's work. After the call has returned, the caller may reuse the
+    /// memory of this work.
     ///
-    /// Captured graphs prevent NCCL from freeing the communicator and from reporting that the abort
-    /// is finished. So if captured graphs use the communicator, this function does not wait for the
-    /// end of the abort. If the communicator is blocking, this function then waits only until the
-    /// abort has begun, because no thread still launches the work of the call. If the communicator
-    /// is non-blocking, this function waits for [`LAUNCH_WITH_GRAPHS`] after the abort has begun.
+    /// Captured graphs prevent NCCL from freeing the communicator. NCCL then does not report the
+    /// end of the abort. So if captured graphs use the communicator, this function waits for a
+    /// different event:
+    /// - On a blocking communicator, the start of the abort. From then on, no thread launches the
+    ///   call's work.
+    /// - On a non-blocking communicator, the end of the time [`LAUNCH_WITH_GRAPHS`]. This time
+    ///   begins with the abort.
     ///
-    /// All other waits of this crate for NCCL have a deadline. Here, returning while NCCL may still
-    /// launch the call's work would be unsound.
+    /// All other waits of this crate for NCCL have a deadline. A deadline here would be unsound,
+    /// because NCCL could launch the call's work after the call has returned.
     pub(crate) fn wait(inner: &Inner) {
         let limit = if inner.blocking { Duration::ZERO } else { LAUNCH_WITH_GRAPHS };
         let mut started = None;
@@ -59,7 +62,7 @@ impl Abort {
             Ok(has_launched || inner.abort.is_done.load(Ordering::Acquire))
         };
         while wait_until::<Infallible>(deadline_after(ABORT_LIMIT), &mut done) != Ok(true) {
-            tracing::error!(communicator = %inner.name, "NCCL has not finished the abort; the aborted call returns when NCCL no longer uses the memory of the call");
+            tracing::error!(communicator = %inner.name, "NCCL has not finished aborting the communicator; calls on the communicator stay blocked, because NCCL may still use the buffers of the calls");
         }
     }
 }
@@ -111,13 +114,14 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
     communicators.iter().zip(aborts).map(wait).collect()
 }
 
-/// Aborts and frees a closed communicator. First waits until no thread holds its lock. After
-/// [`ABORT_GRACE`], stops waiting if all threads that hold the lock may be blocked in NCCL.
+/// Aborts and frees a closed communicator. First waits until no thread holds the communicator's
+/// lock. After [`ABORT_GRACE`], this wait ends if every thread that holds the lock may be blocked
+/// in NCCL.
 ///
-/// A thread that is blocked in a group uses all communicators of the group. The thread returns when
-/// one of these communicators is aborted. Until then, no other communicator of the group may be
-/// freed. So the communicator with the lowest number is aborted first. The aborts of the other
-/// communicators wait up to [`ABORT_GRACE`] longer for the thread to return.
+/// A thread that is blocked in a group holds the locks of all communicators in the group. Aborting
+/// any of these communicators unblocks the thread. The others must not be freed before the thread
+/// has returned. So the communicator with the lowest number is aborted first. The aborts of the
+/// others wait up to [`ABORT_GRACE`] longer for the thread.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);

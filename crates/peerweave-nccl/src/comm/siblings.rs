@@ -19,33 +19,34 @@ use crate::member::threads::this_thread;
 /// group.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum time for which a thread has waited before it reports an omitted rank, even if the
-/// deadline is short. Within this time, another thread may still issue the call of the rank.
+/// Minimum waiting time before a thread reports that it omitted one of its ranks from a group. The
+/// minimum also applies if the deadline is short. Until then, another thread may still issue the
+/// missing call of the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Maximum time for which a thread waits before it reports an omitted rank. Applies only if the
-/// waiting thread has issued the call for at least two of its ranks.
+/// Maximum waiting time before a thread reports that it omitted one of its ranks from a group. The
+/// maximum applies only if the thread has issued the awaited collective for at least two ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
-/// Returns the other ranks that the communicator of `inner` has in this process. Leaves out ranks
-/// that have been finalized or aborted.
+/// Returns the siblings of `inner`: the other ranks of the same communicator in this process.
+/// Leaves out ranks that have been finalized or aborted.
 fn siblings(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = membership::all();
     all.retain(|other| other.identity == inner.identity && !Arc::ptr_eq(other, inner) && !other.gate.is_closed());
     all
 }
 
-/// Returns all ranks that the communicator of `inner` has in this process, including `inner`
-/// itself. Leaves out other ranks that have been finalized or aborted.
+/// Returns `inner` and its siblings: all ranks of the same communicator in this process. Leaves out
+/// siblings that have been finalized or aborted.
 pub(crate) fn of_process(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     let mut all = siblings(inner);
     all.push(Arc::clone(inner));
     all
 }
 
-/// Returns a report for each other rank that the communicator of `inner` has in this process. A
-/// report has the number and the name of the rank's last call. Leaves out ranks that have been
-/// finalized or aborted.
+/// Returns one report for each sibling of `inner` (the other ranks of the same communicator in this
+/// process). A report contains the number and the name of the last call on the sibling. Leaves out
+/// siblings that have been finalized or aborted.
 pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     let report = |other: &Arc<Inner>| {
         let (sequence, call) = other.last();
@@ -61,8 +62,8 @@ pub(crate) struct LeftOut {
     thread: u64,
     /// Time of the next check for omitted ranks.
     next: Instant,
-    /// Waiting time before an omitted rank is reported. If the thread has issued the call for
-    /// several ranks, the waiting time is at most [`LEFT_OUT_AFTER`].
+    /// Waiting time before the thread reports a rank that it omitted from a group.
+    /// [`LEFT_OUT_AFTER`] may shorten this time.
     patience: Duration,
 }
 
@@ -79,14 +80,19 @@ impl LeftOut {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }
 
-    /// Fails if the waiting thread has omitted a rank from a group.
+    /// Fails if the waiting thread has omitted one of its ranks from a group. The wait on the rank
+    /// `inner` would then never end.
     ///
-    /// A rank counts as omitted under two conditions. First, the rank has issued fewer collectives
-    /// than the waiting rank. Second, the waiting thread issued the last call of the rank, or
-    /// created the rank if the rank has no calls. The program may have passed the rank's handle to
-    /// another thread that has not made a call yet. So the check fails only after half of the
-    /// deadline, and never within the first half second. If the waiting thread has issued the
-    /// collective for at least two ranks, the check fails after one second at the latest.
+    /// A sibling of `inner` (another rank of the same communicator in this process) counts as
+    /// omitted under two conditions:
+    /// - The sibling has issued fewer collectives than `inner`.
+    /// - The sibling belongs to the waiting thread: the thread issued the sibling's last call, or
+    ///   created the sibling if the sibling has no calls.
+    ///
+    /// The program may have passed the sibling's handle to another thread that has not made a call
+    /// yet. So the check never fails during the first half of the deadline, nor during the first
+    /// half second. If the waiting thread has issued the collective for at least two ranks, this
+    /// period lasts at most one second.
     ///
     /// # Errors
     /// [`MisuseKind::NotInGroup`].

@@ -225,8 +225,8 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Calls [`wait_at_exit`] again, after the first communicator was created. Later calls of this
-/// function have no effect.
+/// Calls [`wait_at_exit`] to register the exit function a second time. Called after the first
+/// communicator was created. Later calls have no effect.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);

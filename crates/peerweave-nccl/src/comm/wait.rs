@@ -171,8 +171,8 @@ impl Communicator {
 
 /// The reason why a wait ends before its deadline.
 enum Stop {
-    /// It is unknown whether the work has failed, because the query failed or another thread has
-    /// ended the work.
+    /// It is unknown whether the work has failed. Either a query of the work's state failed, or the
+    /// communicator had already become unusable, for example by an abort on another thread.
     Unasked(NcclError),
     /// The work has failed.
     Failed(NcclError),
@@ -369,9 +369,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds the reports in `known`, which come from other ranks of this process. A report in
-    /// `known` replaces a report of the same rank from the rendezvous. The rank counts as missing
-    /// if the number of its last call is below `sequence`.
+    /// Adds `known`, the reports of the other ranks in this process. A report in `known` replaces
+    /// the report that the same rank has published at the rendezvous. A rank with a report in
+    /// `known` counts as missing if the number of the rank's last call is below `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

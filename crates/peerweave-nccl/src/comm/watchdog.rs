@@ -181,7 +181,8 @@ struct LateCall {
 }
 
 impl LateCall {
-    /// Repeats [`look`](Self::look) until the late call has returned or was aborted.
+    /// Watches a call that may be stuck. Repeats [`look`](Self::look) until the call has returned
+    /// or was aborted.
     fn inspect(&self) {
         let (mut watch, mut left_out) = (Watch::default(), None);
         while let Some(pause) = self.look(&mut watch, &mut left_out) {
@@ -244,8 +245,8 @@ pub(crate) fn stuck_together(inner: &Arc<Inner>) -> Vec<Arc<Inner>> {
     together
 }
 
-/// Aborts all ranks that a communicator with late work has in this process. Records an error that
-/// names the missing ranks.
+/// Aborts a communicator whose work is late: all ranks of the communicator in this process. Records
+/// an error that names the missing ranks.
 fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
     let (Some(_look), Some(inner)) = (Look::begin(), inner.upgrade()) else { return };
     let error = expired(&inner, inner.work_deadline() + since.elapsed());

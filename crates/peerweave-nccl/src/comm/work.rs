@@ -15,19 +15,21 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
 
 use crate::member::membership::{Inner, set_current};
 
-/// The watchdog first checks work after the work deadline divided by this number.
+/// Divisor of the work deadline. The quotient is the time after which the watchdog first checks
+/// whether enqueued work is complete.
 const PART: u32 = 8;
 
 /// Flag `CU_EVENT_DISABLE_TIMING` of the driver. Events without timing have the lowest cost.
 const DISABLE_TIMING: u32 = 2;
 
-/// State of the check of one communicator by the watchdog. The check finds out whether the enqueued
-/// work of the communicator completes in time.
+/// State that the watchdog keeps for one communicator. With this state, the watchdog checks whether
+/// the enqueued work of the communicator completes in time.
 #[derive(Default)]
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time since which the watchdog has observed calls that are not known to be complete.
+    /// Time at which the watchdog began to wait for calls that are not known to be complete. `None`
+    /// while the watchdog waits for no calls.
     since: Option<Instant>,
     marks: Option<Marks>,
     /// Whether the late work was reported.
@@ -39,7 +41,7 @@ pub(crate) struct Work {
 struct Marks {
     /// Number of the last call before the events were recorded.
     sequence: u64,
-    /// The events that their streams have not reached yet.
+    /// The events that have not completed yet, because earlier work still runs in the stream.
     pending: Vec<Mark>,
     /// Whether every stream got an event. A stream that is being captured gets no event.
     is_complete: bool,

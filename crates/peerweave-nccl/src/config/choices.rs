@@ -31,13 +31,13 @@ pub enum CtaPolicy {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum GraphUsage {
-    /// No collective is captured.
+    /// The program captures no collectives into graphs.
     Never,
-    /// Collectives are captured into only one graph at a time. While this graph runs, no other
-    /// collectives are launched.
+    /// The program captures collectives into only one graph at a time. While this graph runs, the
+    /// program launches no other collectives.
     One,
-    /// Collectives are captured into several graphs, or some collectives are captured and others
-    /// are launched directly. This is NCCL's default.
+    /// The program captures collectives into several graphs, or captures some collectives and
+    /// launches others directly. This is NCCL's default.
     Mixed,
 }
 
@@ -51,30 +51,30 @@ pub enum HostCftMode {
     Enable,
     /// Host code cannot query the addresses that windows have in a fabric.
     Disable,
-    /// Host code can query the addresses that windows have in a fabric, if the hardware supports
-    /// these queries.
+    /// The mode is [`Enable`](HostCftMode::Enable) if the hardware supports these queries.
+    /// Otherwise the mode is [`Disable`](HostCftMode::Disable).
     Fallback,
 }
 
-/// Selects which operations of NVLink switches (NVLS) NCCL's host functions use. Requires NCCL
-/// 2.32.
+/// Selects the operations of NVLink switches (NVLS) that NCCL's host API (such as `ncclAllReduce`)
+/// uses. Requires NCCL 2.32.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
-    /// NCCL's host functions use all NVLS operations.
+    /// NCCL's host API uses all NVLS operations.
     Enable,
-    /// NCCL's host functions use all NVLS operations except the NVLS transport and the registration
-    /// of buffers for this transport.
+    /// NCCL's host API uses all NVLS operations except the NVLS transport and the registration of
+    /// buffers for this transport.
     DisableTransport,
-    /// NCCL's host functions use all NVLS operations except multimem instructions in NCCL's
-    /// symmetric kernels and in copies by copy engines.
+    /// NCCL's host API uses no multimem instructions in two places: NCCL's symmetric kernels, and
+    /// copies by copy engines. The API uses all other NVLS operations.
     DisableSymmetricMultimem,
-    /// NCCL's host functions use all NVLS operations except the operations that
-    /// [`DisableTransport`](NvlsHostMode::DisableTransport) and
-    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disable.
+    /// NCCL's host API uses all NVLS operations except those that
+    /// [`DisableTransport`](NvlsHostMode::DisableTransport) or
+    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disables.
     DisableBoth,
-    /// NCCL's host functions use no NVLS operations. This mode also disables NVLS operations that
-    /// later versions of NCCL add.
+    /// NCCL's host API uses no NVLS operations. This mode also disables NVLS operations that later
+    /// versions of NCCL add.
     Disable,
 }
 

@@ -37,7 +37,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disabled_multicast_requires_nccl_nvls_enable_0() {
+    fn disabled_multicast_is_obeyed_only_if_nccl_nvls_enable_is_0() {
         for (told, obeyed) in [(None, false), (Some(""), false), (Some("1"), false), (Some("2"), false), (Some(" 0 "), true)] {
             assert_eq!(is_obeyed(false, told), obeyed, "{told:?}");
             assert!(is_obeyed(true, told));

@@ -169,7 +169,7 @@ options! {
         /// Sets whether host code can query the addresses that windows have in a fabric (CFT).
         /// Requires NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
-        /// Sets which operations of NVLink switches (NVLS) NCCL's host functions use. Requires NCCL
+        /// Sets the operations of NVLink switches (NVLS) that NCCL's host API uses. Requires NCCL
         /// 2.32.
         nvls_host_mode: NvlsHostMode => nvlsHostMode;
     }

@@ -173,15 +173,16 @@ impl DeviceCommRequirements {
         /// Sets the number of operations in the queue of a network context. With 0, NCCL selects
         /// the number.
         gin_queue_depth: u32;
-        /// Sets whether kernels may use NCCL's strong signals. If a rank observes a strong signal,
-        /// the rank also observes all earlier puts to this rank from the signal's sender, if these
-        /// puts used the same network context as the signal. Switching this option off requires
-        /// NCCL 2.30.7.
+        /// Sets whether kernels may use NCCL's strong signals. A rank that observes a strong signal
+        /// also observes the earlier puts of the signal's sender to this rank. The guarantee
+        /// requires that the puts and the signal use the same network context. Before NCCL 2.30.7,
+        /// this option cannot be switched off.
         gin_strong_signals: Switch;
-        /// Sets whether kernels may use signals at virtual addresses (VA signals). Switching this
-        /// option off requires NCCL 2.30.7.
+        /// Sets whether kernels may use signals at virtual addresses (VA signals). Before NCCL
+        /// 2.30.7, this option cannot be switched off.
         gin_va_signals: Switch;
-        /// Sets the network transport. [`GinType::None`] allows any transport. Requires NCCL 2.31.
+        /// Restricts kernels to one network transport. The default, [`GinType::None`], sets no
+        /// restriction. All other values require NCCL 2.31.
         gin_type: GinType;
         /// Sets whether kernels address memory in the fabric by logical endpoints (CFT). Requires
         /// NCCL 2.31.
@@ -272,7 +273,7 @@ impl DeviceCommRequirements {
             ginVaSignalsRequired: is_on(self.gin_va_signals),
             ginCustomStride: in_range(
                 found.call,
-                "the stride of gin_connection",
+                "the stride in GinConnection::Stride",
                 stride,
                 1..=i32::MAX as u32,
                 "a number of at least 1",

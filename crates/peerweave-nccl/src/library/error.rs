@@ -238,7 +238,8 @@ impl From<i32> for ResultCode {
 }
 
 impl ResultCode {
-    /// The call succeeded. Only an error that [`NcclError::from_code`] created can have this code.
+    /// The call succeeded. No function of this crate fails with this code. Only
+    /// [`NcclError::from_code`] creates an error with this code, if the caller passes 0.
     pub const SUCCESS: Self = Self(sys::ncclResult_t::ncclSuccess.0);
     /// A call to CUDA failed.
     pub const UNHANDLED_CUDA_ERROR: Self = Self(sys::ncclResult_t::ncclUnhandledCudaError.0);
@@ -296,7 +297,7 @@ pub struct CommunicatorName {
     /// Name that the program has set for the communicator, or `None` if the program has set no
     /// name.
     pub name: Option<String>,
-    /// Rank that the name identifies.
+    /// The rank that this struct identifies.
     pub rank: Rank,
     /// Number of ranks in the communicator.
     pub ranks: usize,

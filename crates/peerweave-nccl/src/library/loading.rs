@@ -420,8 +420,8 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
         Ok(ncclResult_t::ncclSuccess) => version_from_code(code)
-            .ok_or_else(|| unusable("peerweave-nccl (ncclGetVersion returned a number that encodes no version)", OLDEST)),
-        Ok(_) => Err(unusable("peerweave-nccl (ncclGetVersion returned an error)", OLDEST)),
+            .ok_or_else(|| unusable("the crate peerweave-nccl (ncclGetVersion returned an invalid version number)", OLDEST)),
+        Ok(_) => Err(unusable("the crate peerweave-nccl (ncclGetVersion returned an error)", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
 }

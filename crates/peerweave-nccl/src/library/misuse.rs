@@ -106,7 +106,7 @@ pub enum MisuseKind {
     /// Options exclude each other, or an option requires an option that is not set.
     #[error("{what}: {why}")]
     Combination {
-        /// Name of one of the options.
+        /// Name of an affected option or argument, or of the type that contains the options.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,
@@ -154,7 +154,7 @@ pub enum MisuseKind {
     /// Captured graphs still use the communicator.
     #[error("captured graphs still use the communicator ({count} captured calls); destroy the graphs first")]
     Graphs {
-        /// Number of captured calls on the communicator whose graphs have not been destroyed.
+        /// Number of captured calls on the communicator. Calls in destroyed graphs do not count.
         count: usize,
     },
     /// The call is not possible in the current situation.

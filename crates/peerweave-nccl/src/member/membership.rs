@@ -87,8 +87,8 @@ pub(crate) struct Inner {
     collectives: AtomicU64,
     /// Number of issued sends and receives.
     transfers: AtomicU64,
-    /// Number of issued sends and receives that are paired. The matching call of a paired send or
-    /// receive was in the same group.
+    /// Number of issued sends and receives that are paired. For a paired send or receive, the
+    /// matching call is in the same group.
     paired: AtomicU64,
     /// Number (from `threads.rs`) of the thread that issued the last call. Before the first call,
     /// the number of the thread that created the communicator.
@@ -313,14 +313,14 @@ impl Inner {
         self.collectives.load(Ordering::Relaxed)
     }
 
-    /// Returns whether all issued sends and receives are paired. A send is paired if its matching
-    /// receive was in the same group, and a receive is paired if its matching send was.
+    /// Returns whether all issued sends and receives are paired. For a paired send, the matching
+    /// receive is in the same group. For a paired receive, the matching send is in the same group.
     pub(crate) fn transfers_are_paired(&self) -> bool {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Adds `transfers` to the number of paired sends and receives. The matching call of a paired
-    /// send or receive is in the same group. The caller holds the communicator's lock, and issues
+    /// Adds `transfers` to the number of paired sends and receives. For a paired send or receive,
+    /// the matching call is in the same group. The caller holds the communicator's lock, and issues
     /// these sends and receives later.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
@@ -441,10 +441,10 @@ impl Inner {
     /// communicator's lock (the gate) exclusively. On a blocking communicator, it is sufficient
     /// that the caller holds the lock as a reader.
     ///
-    /// The query, `ncclCommGetAsyncError`, has side effects. On a non-blocking communicator, a
-    /// query that returns success frees NCCL's internal job of the last group (2.26.2 and later).
-    /// Every other call frees this job at its start. Two threads that query at the same time would
-    /// free the job twice.
+    /// The query, `ncclCommGetAsyncError`, has a side effect. On a non-blocking communicator, NCCL
+    /// keeps an internal job object for the last group. A query that returns success frees this
+    /// object (2.26.2 and later). All other calls on the communicator also free the object, when
+    /// they start. Two threads that query at the same time would free the object twice.
     pub(crate) fn ask(&self) -> Result<ncclResult_t, NcclError> {
         let mut state = ncclResult_t::ncclSuccess;
         // SAFETY: the handle is live inside the gate. This thread is the owner of the gate [C1], or
@@ -486,8 +486,8 @@ impl Inner {
         Ok(())
     }
 
-    /// Checks the communicator and the stream of a call, before its buffers are checked. Returns
-    /// whether the stream is being captured.
+    /// Checks the communicator and the stream of a call. Called before the buffers of the call are
+    /// checked. Returns whether the stream is being captured.
     #[inline]
     pub(crate) fn begin_call(&self, call: &'static str, stream: &CudaStream) -> Result<bool, NcclError> {
         if !self.is_common_case(stream) {

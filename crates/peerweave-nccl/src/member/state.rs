@@ -17,12 +17,12 @@
 //!   abort, because they only query NCCL for a state or a text. [`Gate::drain`] waits for these
 //!   threads without a limit.
 //!
-//! [`Gate::drain`] waits only for a limited time for a thread that is marked as blocking, because
-//! only an abort ends the call of this thread. The system may suspend a marked thread for a long
-//! time before the thread calls NCCL. An abort then stops waiting for this thread, which would
-//! later use a freed handle. So a marked thread checks the state again immediately before it calls
-//! NCCL. A short race between the check and the call remains. NCCL itself has this race too,
-//! because its caller decides when to abort.
+//! [`Gate::drain`] has a time limit for a thread that is marked as blocking, because such a thread
+//! may be stuck in NCCL until the abort. However, the system may also have suspended the marked
+//! thread before the thread called NCCL. If the limit passes, the abort frees the handle. The
+//! thread would use the freed handle when it continues. So a marked thread checks the state again
+//! immediately before it calls NCCL. A short race between this check and the call remains. NCCL's
+//! own API has the same race, because the program decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -122,8 +122,9 @@ const BRIEF: u64 = 1;
 const BLOCKING: u64 = 2;
 /// Mask that selects the mode in `Gate::owner`.
 const MODE_MASK: u64 = 3;
-/// One acquisition of the gate, as a number to add to `Gate::owner`. The bits above the mode count
-/// the acquisitions. The owner adds this number when it leaves the gate.
+/// Increment of `Gate::owner` for one acquisition of the gate. The low two bits of `Gate::owner`
+/// contain the mode, such as [`FREE`]. The bits above count the acquisitions. An acquisition is
+/// counted when its owner leaves the gate.
 const ACQUISITION: u64 = 4;
 
 /// Mask that selects the state in `Gate::word`.
@@ -144,13 +145,13 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Maximum time between two checks that [`Gate::drain`] counts as waiting time. If more time has
-/// passed, the system has suspended this thread or the process, and the rest does not count.
+/// Maximum time that [`Gate::drain`] counts as waiting time between two of its checks. A longer
+/// pause means that the system has suspended this thread or the process. The excess does not count.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a sequentially consistent fence in builds for the model checker loom. Does nothing in
-/// other builds. The fence is necessary because loom models sequentially consistent accesses as
-/// weaker than they are.
+/// other builds. Loom gives sequentially consistent loads and stores a weaker order than Rust does.
+/// The fence restores the order.
 #[inline]
 fn fenced() {
     #[cfg(loom)]
@@ -222,20 +223,22 @@ pub(crate) struct Reader<'a>(&'a Gate);
 enum Occupancy {
     /// No thread is inside the gate.
     Empty,
-    /// At least one thread inside the gate is not marked as possibly blocked in NCCL. This thread
-    /// leaves the gate even without an abort.
+    /// At least one thread inside the gate is not marked as possibly blocked in NCCL. Unmarked
+    /// threads leave the gate even without an abort.
     Brief,
     /// Every thread inside the gate is marked as possibly blocked in NCCL.
     Stuck,
 }
 
 impl Gate {
-    /// Result of [`stuck_in`](Self::stuck_in) if only readers are marked as possibly blocked in
-    /// NCCL. If the owner has this mark, `stuck_in` never returns this number.
+    /// Value that [`stuck_in`](Self::stuck_in) returns if only readers may be blocked in NCCL.
+    /// Readers are threads that share the gate (the communicator's lock). If the owner may be
+    /// blocked, `stuck_in` returns a different value.
     pub(crate) const READER: u64 = BRIEF;
 
-    /// Enters the gate exclusively. If the gate cannot be acquired immediately, calls `patience`,
-    /// and waits for at most the returned duration.
+    /// Enters the gate (the communicator's lock) exclusively. If the gate cannot be acquired
+    /// immediately, calls `patience` and waits for at most the time that `patience` returns. Fails
+    /// if the communicator's state is not in `allowed`.
     #[inline]
     pub(crate) fn enter(&self, allowed: Allowed, patience: impl FnOnce() -> Duration) -> Result<Inside<'_>, Refused> {
         match self.try_lock_fairly(BRIEF) {
@@ -355,8 +358,9 @@ impl Gate {
         Ok(())
     }
 
-    /// Closes the gate by setting the state to `state`. After that no thread enters. Fails if the
-    /// gate is already closed ([G2] of this module).
+    /// Closes the gate (the communicator's lock), and changes the communicator's state to `state`:
+    /// finalized or aborted. After that no thread can enter the gate. If the gate is already
+    /// closed, returns the unchanged state as the error (invariant [G2] of this module).
     pub(crate) fn close(&self, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.set(state).map(|_| ())
@@ -394,9 +398,9 @@ impl Gate {
         }
     }
 
-    /// Returns which threads are inside the closed gate. The owner and the readers are loaded
-    /// separately. This is sufficient, because a thread that enters between the two loads finds the
-    /// gate closed and does not use the handle.
+    /// Returns which threads are still inside the closed gate. Loads the owner and the number of
+    /// readers separately. A thread may enter between the two loads. This thread then finds the
+    /// gate closed, and does not use the communicator's handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -411,9 +415,9 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number that identifies this acquisition of the gate. The number is the value of
-    /// `owner` without the mode. While this thread is inside the gate, no other thread writes
-    /// `owner`.
+    /// Returns the number that identifies this acquisition of the gate (the communicator's lock).
+    /// The atomic `owner` contains this number above the bits of the mode. While this thread is
+    /// inside the gate, no other thread writes `owner`.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
@@ -446,8 +450,8 @@ impl<'a> Inside<'a> {
     }
 
     /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after NCCL
-    /// has returned. If the caller then reads an open state, a thread that closes the gate later
-    /// waits until the caller has left the gate.
+    /// has returned. If the caller then finds the gate open, the handle stays valid until the
+    /// caller leaves the gate: a thread that closes the gate waits for the caller.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();

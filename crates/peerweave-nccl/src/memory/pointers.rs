@@ -26,7 +26,7 @@ use crate::{DeviceTeam, MultimemHandle, Rank};
 pub struct LogicalEndpoint {
     /// Number of the logical endpoint.
     pub id: u32,
-    /// Offset of the location from the endpoint, in bytes.
+    /// Offset of the memory location, in bytes, counted from the start of the logical endpoint.
     pub offset_bytes: usize,
 }
 
@@ -148,8 +148,9 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns the multicast address of element `offset` in the fabric. The address refers to this
-    /// element in every window that the fabric's multicast reaches. Requires NCCL 2.31.1.
+    /// Returns the fabric's multicast address for element `offset`. An access through this address
+    /// refers to element `offset` of every window that the fabric's multicast reaches. Requires
+    /// NCCL 2.31.1.
     ///
     /// # Errors
     /// [`NcclError::MulticastDisabled`] if multicast is disabled in this process.
@@ -203,8 +204,8 @@ impl<T: Element> Window<T> {
         }
     }
 
-    /// Converts an offset from elements to bytes. Fails unless the offset is inside two windows:
-    /// the window of `rank`, and this rank's own window.
+    /// Converts an offset from elements to bytes. Fails unless the offset is less than both the
+    /// length of the window of `rank` and the length of this rank's own window.
     fn place(&self, call: &'static str, rank: Rank, offset: usize) -> Result<usize, NcclError> {
         // NCCL compares the offset with the length of this rank's window, whatever the peer.
         inside::<T>(call, self.len_of(rank)?.min(self.len_bytes() / size_of::<T>()), offset)

@@ -141,7 +141,7 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok((data_type, op))
     }
 
-    /// Makes the call keep `owner` alive, which is a reduction or a window.
+    /// Stores `owner`, a reduction or a window, in the call. The call keeps `owner` alive.
     pub(crate) fn own(&mut self, owner: Keep) {
         self.holds.owner = Some(owner);
     }
@@ -238,8 +238,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         address
     }
 
-    /// Makes the last checks of a call, after its buffers were acquired. Fails if the buffers
-    /// overlap. Also fails if the stream has joined a capture because of an acquired buffer.
+    /// Performs the last checks of a call, after its buffers were acquired. Fails if the buffers
+    /// overlap. Also fails if a borrowed slice has made the stream join the capture of another
+    /// stream.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -276,8 +277,9 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
     Ok(address)
 }
 
-/// Finishes the checks of a call whose stream is being captured, or whose buffers have guards.
-/// Fails if the stream has joined a capture because of an acquired buffer.
+/// Performs the last checks of a call whose stream is being captured, or whose buffers have guards
+/// (borrowed slices). For a borrowed slice, the stream waits for the slice's last use. Fails if
+/// this wait has made the stream join the capture of another stream.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {
@@ -288,6 +290,6 @@ fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Ho
     if !inner.is_capturing(stream)? {
         return Ok(());
     }
-    let why = "the stream joined a capture by waiting for an event of a borrowed slice; pass a DeviceMemory or a Raw instead of a borrowed slice";
+    let why = "the stream has joined the capture of another stream, because the borrowed slice was last used in this capture; pass a DeviceMemory or a Raw instead of a borrowed slice";
     Err(misuse(call, MisuseKind::Context { why }))
 }

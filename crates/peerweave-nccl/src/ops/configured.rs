@@ -88,8 +88,8 @@ macro_rules! configured {
                 #[doc = concat!("Enqueues [`Communicator::", stringify!($name), "`] with the configuration. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ").")]
-                #[doc = "[`NcclError::Unsupported`] for options that the library does not support."]
+                #[doc = concat!("The errors of [`Communicator::", stringify!($name), "`].")]
+                #[doc = "[`NcclError::Unsupported`] also for options that the library does not support."]
                 pub fn $name<'a, T: Element>(&self, stream: &'a Arc<CudaStream>, $($argument: $Type),*) -> Result<(), NcclError> {
                     self.communicator.run(Call::$Call, stream, Some(self.config), |builder| shapes::$name(builder, $($argument),*))
                 }
@@ -104,9 +104,9 @@ macro_rules! configured {
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`] with the configuration. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch.")]
-                #[doc = "[`NcclError::Unsupported`] for options that the library does not support. After such an error the call is not recorded."]
-                #[doc = "[`Nccl::group`](crate::Nccl::group) returns all other errors that the call causes."]
+                #[doc = concat!("[`Communicator::", stringify!($name), "`] lists the possible errors. [`NcclError::Unsupported`] also for options that the library does not support.")]
+                #[doc = "This method returns an error that is detected before the launch. The group then does not contain the call."]
+                #[doc = "[`Nccl::group`](crate::Nccl::group) returns an error that is detected later."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,

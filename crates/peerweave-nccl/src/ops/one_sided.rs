@@ -106,9 +106,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::put_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors that the call returns](Communicator::put_signal) that are detected before the
-    /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
-    /// returns all other errors that the call causes.
+    /// [`Communicator::put_signal`] lists the possible errors. This method returns an error that is
+    /// detected before the launch. The group then does not contain the call.
+    /// [`Nccl::group`](crate::Nccl::group) returns an error that is detected later.
     #[allow(
         clippy::too_many_arguments,
         reason = "the method takes a communicator and the arguments of `Communicator::put_signal`"
@@ -131,9 +131,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors that the call returns](Communicator::signal) that are detected before the launch.
-    /// After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group) returns
-    /// all other errors that the call causes.
+    /// [`Communicator::signal`] lists the possible errors. This method returns an error that is
+    /// detected before the launch. The group then does not contain the call.
+    /// [`Nccl::group`](crate::Nccl::group) returns an error that is detected later.
     pub fn signal(
         &mut self,
         communicator: &Communicator,
@@ -147,9 +147,9 @@ impl<'env> Group<'env> {
     /// Records [`Communicator::wait_signal`]. The call is issued when the group is launched.
     ///
     /// # Errors
-    /// [Errors that the call returns](Communicator::wait_signal) that are detected before the
-    /// launch. After such an error the call is not recorded. [`Nccl::group`](crate::Nccl::group)
-    /// returns all other errors that the call causes.
+    /// [`Communicator::wait_signal`] lists the possible errors. This method returns an error that
+    /// is detected before the launch. The group then does not contain the call.
+    /// [`Nccl::group`](crate::Nccl::group) returns an error that is detected later.
     pub fn wait_signal(
         &mut self,
         communicator: &Communicator,

@@ -296,8 +296,9 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// If communicators cannot be created from their parents: maximum time to wait until NCCL has
-/// finished its work on the parents.
+/// Maximum time to wait for NCCL after an attempt to create communicators from parents has failed.
+/// The wait ends when NCCL has finished its work on the parents, or has stored the handles of the
+/// new communicators.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the handle in a slot, or `None` if NCCL has not stored a handle yet.
@@ -310,7 +311,8 @@ fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }
 
-/// Returns whether NCCL has finished its work on all parents and all handles.
+/// Returns whether NCCL has finished its work on all communicators. `parents` contains existing
+/// communicators, `handles` contains communicators that are being created.
 fn ready(
     nccl: Nccl,
     call: &'static str,

@@ -252,16 +252,18 @@ peerweave_dylib::bindings! {
         "2.29.2" fn ncclGetPeerDevicePointer(
             window: ncclWindow_t, offset: usize, peer: c_int, outPtr: *mut *mut c_void,
         ) -> ncclResult_t;
-        /// Returns the logical endpoint of a rank's window, given the rank's index in a fabric
-        /// team.
+        /// Returns the fabric address of a location in a rank's window: a logical endpoint and an
+        /// offset. `peerCft` is the rank's index in the fabric team `cftTeam`.
         "2.31.1" fn ncclGetCftDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerCft: c_int, cftTeam: ncclTeam_t, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
-        /// Returns the logical endpoint of the fabric's multicast.
+        /// Returns the fabric's multicast address of a location in a window: a logical endpoint and
+        /// an offset.
         "2.31.1" fn ncclGetMultimemDeviceLeInfo(
             window: ncclWindow_t, offset: usize, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
-        /// Returns the logical endpoint of a rank's window.
+        /// Returns the fabric address of a location in a rank's window: a logical endpoint and an
+        /// offset. `peerWorld` is the rank in the communicator.
         "2.31.1" fn ncclGetPeerDeviceLeInfo(
             window: ncclWindow_t, offset: usize, peerWorld: c_int, leId: *mut u32, leOffset: *mut usize,
         ) -> ncclResult_t;
@@ -278,37 +280,37 @@ peerweave_dylib::bindings! {
 
         // Device communicators.
 
-        /// Creates a device communicator. The version in the requirements determines its layout.
-        /// All ranks must make this call.
+        /// Creates a device communicator. The version in `reqs` determines the layout of the device
+        /// communicator. All ranks must make this call.
         "2.28.3" fn ncclDevCommCreate(
             comm: ncclComm_t, reqs: *const ncclDevCommRequirements_t, outDevComm: *mut c_void,
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Returns the requirement for barriers among ranks that access each other by loads and
-        /// stores.
+        /// Stores in `outReq` the resources for barriers among ranks that access each other by
+        /// loads and stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement for barriers over the network.
+        /// Stores in `outReq` the resources for barriers over the network.
         "2.28.7" fn ncclGinBarrierCreateRequirement(
             comm: ncclComm_t, team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclGinBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
         /// Returns the number of slots that an all-to-all of short messages needs.
         "2.28.3" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int;
-        /// Returns the requirement for an all-to-all of short messages.
+        /// Stores in `outReq` the resources for an all-to-all of short messages.
         "2.28.3" fn ncclLLA2ACreateRequirement(
             nBlocks: c_int, nSlots: c_int, outHandle: *mut ncclLLA2AHandle_t, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement for network outboxes. NCCL's headers for Linux do not declare
-        /// this function.
+        /// Stores in `outReq` the resources for network outboxes (send buffers). NCCL's headers for
+        /// Linux do not declare this function.
         "2.29.7" fn ncclGinOutboxCreateRequirement(
             nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Returns the requirement for network inboxes. NCCL's headers for Linux do not declare
-        /// this function.
+        /// Stores in `outReq` the resources for network inboxes (receive buffers) of an all-to-all.
+        /// NCCL's headers for Linux do not declare this function.
         "2.29.7" fn ncclGinInboxA2ACreateRequirement(
             peers: ncclTeam_t, nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -21,7 +21,7 @@ pub const NCCL_WIN_DEFAULT: c_int = 0;
 /// Flag for a window that is used in symmetric collectives: every rank passes buffers at the same
 /// offset in its own window.
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
-/// Flag for a window to which accesses from kernels are strictly ordered. Since 2.29.7.
+/// Window flag: the accesses of kernels to the window are strictly ordered. Since 2.29.7.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
 /// Flag for a window that is used only by kernels over the network (GIN). Since 2.32.0.
 pub const NCCL_WIN_GIN_ONLY: c_int = 4;
@@ -49,28 +49,27 @@ pub const NCCL_SUSPEND_MEM: c_int = 1;
 pub const NCCL_HOST_CFT_ENABLE: c_int = 1;
 /// Value of `hostCftMode`: host code cannot query the addresses that windows have in the fabric.
 pub const NCCL_HOST_CFT_DISABLE: c_int = 2;
-/// Value of `hostCftMode`: host code can query the addresses that windows have in the fabric, if
-/// the hardware supports these queries.
+/// Value of `hostCftMode`: like `NCCL_HOST_CFT_ENABLE` if the hardware supports these queries,
+/// otherwise like `NCCL_HOST_CFT_DISABLE`.
 pub const NCCL_HOST_CFT_FALLBACK: c_int = 3;
-/// Value of `nvlsHostMode`: NCCL's host functions use all operations of NVLink switches (NVLS).
-/// Since 2.32.0.
+/// Value of `nvlsHostMode`: NCCL's host API uses all operations of NVLink switches (NVLS). Since
+/// 2.32.0.
 pub const NCCL_NVLS_HOST_ENABLE: c_int = 0;
-/// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except the NVLS
-/// transport.
+/// Value of `nvlsHostMode`: NCCL's host API uses all NVLS operations except the NVLS transport.
 pub const NCCL_NVLS_HOST_DISABLE_TRANSPORT: c_int = 1;
-/// Value of `nvlsHostMode`: NCCL's host functions use all NVLS operations except multimem
-/// instructions in symmetric kernels and in copies by copy engines.
+/// Value of `nvlsHostMode`: NCCL's host API uses no multimem instructions in two places: symmetric
+/// kernels, and copies by copy engines. The API uses all other NVLS operations.
 pub const NCCL_NVLS_HOST_DISABLE_SYMMETRIC_MULTIMEM: c_int = 2;
-/// Value of `nvlsHostMode`: NCCL's host functions use no NVLS operations. This value also disables
-/// NVLS operations that later versions add.
+/// Value of `nvlsHostMode`: NCCL's host API uses no NVLS operations. This value also disables NVLS
+/// operations that later versions add.
 pub const NCCL_NVLS_HOST_DISABLE: c_int = c_int::MAX;
 /// Encryption mode: NCCL does not encrypt its sockets.
 pub const NCCL_ENCRYPTION_MODE_NONE: c_int = 0;
 /// Encryption mode: NCCL encrypts its sockets with a pre-shared key.
 pub const NCCL_ENCRYPTION_MODE_PSK: c_int = 1;
-/// Value of `cftCaps`: kernels use no operations of the fabric (CFT). Since 2.31.0.
+/// Value of `cftCaps`: kernels do not access memory over the fabric (CFT). Since 2.31.0.
 pub const NCCL_CFT_NONE: c_int = 0;
-/// Flag of `cftCaps`: kernels use operations of the fabric.
+/// Flag of `cftCaps`: kernels access memory over the fabric, by logical endpoints.
 pub const NCCL_CFT: c_int = 1;
 /// Flag of `cftCaps`: kernels use the fabric's multicast.
 pub const NCCL_CFT_MULTIMEM: c_int = 2;

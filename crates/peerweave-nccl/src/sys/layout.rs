@@ -54,8 +54,8 @@ pub(crate) trait Versioned {
     }
 }
 
-/// Declares which fields of a struct each version of NCCL has added. NCCL appends new fields at the
-/// end of the struct.
+/// Declares the history of a struct: the fields, and for each field the version of NCCL that added
+/// the field. NCCL appends new fields at the end of the struct.
 macro_rules! history {
     ($Struct:ident as $name:literal { $(($major:literal, $minor:literal, $patch:literal) $($field:ident)+;)+ }) => {
         impl Versioned for $Struct {

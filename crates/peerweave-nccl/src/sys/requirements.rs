@@ -122,7 +122,8 @@ pub struct ncclDevResourceRequirements_t {
     pub outGinCounterStart: *mut u32,
 }
 
-/// A team whose ranks need a multicast object. The struct is an element of a linked list.
+/// Requirements of a team of ranks: whether the team needs a multicast object. The struct is an
+/// element of a linked list.
 #[repr(C)]
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "NCCL's header documents the fields")]

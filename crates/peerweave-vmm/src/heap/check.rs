@@ -113,7 +113,7 @@ impl SymmetricHeap {
 /// errors stay as they are.
 fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
-        VmmError::Timeout { .. } => broken(from, to, format!("data {direction} did not arrive by the deadline")),
+        VmmError::Timeout { .. } => broken(from, to, format!("the data that was {direction} did not arrive by the deadline")),
         error => error,
     })
 }
@@ -145,7 +145,7 @@ fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &
         Some((at, word)) => Err(broken(
             blamed.0,
             blamed.1,
-            format!("word {at} of the data {direction} is {word:#018x}, expected {:#018x}", expected(at)),
+            format!("word {at} of the data that was {direction} is {word:#018x}, expected {:#018x}", expected(at)),
         )),
     }
 }
@@ -164,7 +164,7 @@ mod tests {
     fn peer_check_error_for_missing_data_names_both_pes() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
-        let text = "peer access from PE 1 to PE 3 is broken: data written did not arrive by the deadline";
+        let text = "peer access from PE 1 to PE 3 is broken: the data that was written did not arrive by the deadline";
         assert_eq!(error.to_string(), text);
         let other = broken_path::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
         assert!(other.expect_err("the data was lost").to_string().contains("from PE 0 to PE 2"));

@@ -147,11 +147,14 @@ impl Layout {
         Ok(Made { own: Own::Physical(memory), _entry: entry, fd, blob })
     }
 
-    /// Creates a chunk: maps the memory of all PEs of this machine (the members). The memory of
-    /// each member is mapped at offset `start` of the segment of that member. `blobs` has one
-    /// element for every PE of the job. `fds` has one element for every member.
+    /// Creates a chunk of the heap. Maps the memory that each PE of this machine (a member) has
+    /// allocated for the chunk. The memory of a member is mapped at offset `start` of the member's
+    /// segment. `blobs` contains, for each PE of the job, the data for opening the PE's memory.
+    /// `fds` contains the file descriptor of each member, or is empty if the members exchange no
+    /// file descriptors.
     ///
-    /// After an error, the returned chunk has the memory that was mapped before the error.
+    /// Returns the chunk and the result. If the result is an error, the chunk contains the memory
+    /// that was mapped before the error.
     pub(crate) fn join(
         &self,
         call: &str,

@@ -1,5 +1,5 @@
-//! Typed memory of the symmetric heap: this PE's elements, and handles of the same elements on
-//! other PEs.
+//! Typed memory of the symmetric heap. A handle to this memory gives access to this PE's elements.
+//! From this handle, a PE gets handles to the elements at the same offset on other PEs.
 //!
 //! The heap allocates and frees the memory. No Rust references to the memory are returned, because
 //! a peer may write the memory at any time. Invariants: a handle keeps the heap mapped; memory

@@ -62,8 +62,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream has used this mapping. `streams` does not say so, because `streams` may
-    /// also contain streams that used only other memory.
+    /// Whether no stream has used this mapping. `streams` cannot answer this, because `streams` may
+    /// contain streams that used only other memory.
     is_unused: AtomicBool,
 }
 
@@ -207,8 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used the mapping. The memory can then be unmapped at once,
-    /// because the streams in `streams` have used only other memory.
+    /// Records that no stream has used the mapping. The memory can then be unmapped at once. The
+    /// streams in `streams` need not complete, because they have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

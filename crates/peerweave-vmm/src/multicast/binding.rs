@@ -80,8 +80,9 @@ impl Team {
         Ok(Binding::new(place, Arc::new(memory.clone()), context))
     }
 
-    /// Binds mapped memory, like [`bind`](Self::bind). Binds the `bytes` bytes of `mapping` that
-    /// start at `mapping_offset`. The range of the object starts at `offset`.
+    /// Binds a range of mapped memory to a range of the multicast object, like
+    /// [`bind`](Self::bind). The range of `mapping` starts at `mapping_offset`. The range of the
+    /// multicast object starts at `offset`. Both ranges have `bytes` bytes.
     ///
     /// # Errors
     /// The errors of [`bind`](Self::bind). [`Misuse::Value`](crate::Misuse::Value) also if
@@ -221,7 +222,10 @@ impl Team {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
             let value = memory.device().map_or("imported memory".into(), |device| format!("memory of device {device}"));
-            let expected = format!("memory that this process created on one of the devices {:?}, which it added", self.devices);
+            let expected = format!(
+                "memory that this process created on one of the devices {:?} (the devices that this process added to the object)",
+                self.devices
+            );
             return Err(wrong_value(call, "memory", value, &expected));
         };
         self.place_on(call, device, offset, bytes)

@@ -171,12 +171,11 @@ impl Bound {
     ///
     /// # Errors
     /// [`Misuse::Value`](crate::Misuse::Value) if other handles or mappings exist, or if dropped
-    /// mappings have not been released yet. [`peerweave_driver::drain_retired`] waits until dropped
-    /// mappings have been released. After this error, this handle is dropped, and this call has
-    /// unbound no memory.
+    /// mappings have not been released yet. In this case the call drops `self`, but unbinds no
+    /// memory. [`peerweave_driver::drain_retired`] waits until dropped mappings have been released.
     ///
-    /// If there are no other handles or mappings, all bindings are unbound. If [`Binding::unbind`]
-    /// fails for some bindings, the first error is returned.
+    /// In all other cases the call tries to unbind all bindings, and returns the first error of
+    /// [`Binding::unbind`].
     pub fn unbind(self) -> Result<(), VmmError> {
         let handles = Arc::strong_count(&self.inner) - 1;
         let Some(inner) = Arc::into_inner(self.inner) else {

@@ -11,8 +11,7 @@ impl Default for History {
 }
 
 impl History {
-    /// Returns the hash of a longer sequence: of this sequence, followed by the call that `words`
-    /// encodes.
+    /// Appends a call to the hashed sequence, and returns the new hash. `words` encodes the call.
     pub(crate) fn with(self, words: &[u64]) -> Self {
         let bytes = words.iter().flat_map(|word| word.to_le_bytes());
         Self(bytes.fold(self.0, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)))

@@ -45,8 +45,8 @@ struct Inner {
     /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream has used this memory. `streams` does not say so, because `streams` may
-    /// also contain streams that used only other memory.
+    /// Whether no stream has used this memory. `streams` cannot answer this, because `streams` may
+    /// contain streams that used only other memory.
     is_unused: AtomicBool,
 }
 
@@ -97,15 +97,17 @@ impl IpcMemory {
         Ok(IpcHandle(handle.reserved.map(|byte| byte as u8)))
     }
 
-    /// Declares that no other process has the memory open, and that no other process will open the
-    /// memory.
+    /// Declares that no other process has the memory open or will open the memory. After this call,
+    /// the memory is freed and not leaked when the last handle is dropped.
     ///
     /// # Safety
-    /// Every process that opened the memory must have closed the memory, and must have reported
-    /// this to the caller. No process may open the memory later. A process closes the memory after
-    /// it has dropped all handles to the [`IpcPeerMemory`], and the streams that used the memory
-    /// have completed their work. In that process, [`peerweave_driver::drain_retired`] waits until
-    /// the memory is closed.
+    /// Every process that opened the memory must have closed the memory before this call. This
+    /// process cannot check that, so the other processes must report the closing to the caller. No
+    /// process may open the memory later.
+    ///
+    /// A process closes the memory when it has dropped all handles to the [`IpcPeerMemory`], and
+    /// the streams that used the memory have completed their work. In that process,
+    /// [`peerweave_driver::drain_retired`] waits until the memory is closed.
     pub unsafe fn recall(&self) {
         self.inner.lent.store(false, Ordering::Release);
     }
@@ -138,8 +140,8 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Records that no stream has used the memory. The memory can then be freed at once, because
-    /// the streams in `streams` have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be freed at once. The
+    /// streams in `streams` need not complete, because they have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -264,8 +266,8 @@ impl IpcPeerMemory {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Records that no stream has used the memory. The memory can then be closed at once, because
-    /// the streams in `streams` have used only other memory.
+    /// Records that no stream has used the memory. The memory can then be closed at once. The
+    /// streams in `streams` need not complete, because they have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

@@ -109,7 +109,7 @@ pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possi
             call,
             "exportable",
             format!("{exportable:?}"),
-            "a value with the handle type of this export, which must be requested at creation",
+            "a value with the handle type of this export; request the handle type when you create the memory or the multicast object",
         )),
     }
 }

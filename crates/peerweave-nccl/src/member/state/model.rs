@@ -25,8 +25,8 @@ impl Guarded {
         self.1.with(|is_freed| assert!(!unsafe { *is_freed }, "the value was used after it was freed"));
     }
 
-    /// Closes the gate as an abort does, waits without a limit until no thread is inside, and marks
-    /// the value as freed.
+    /// Performs the steps of an abort: closes the gate, waits without a limit until no thread is
+    /// inside, and marks the guarded value as freed.
     fn end(&self) {
         self.0.close(State::Aborted).expect("no thread has closed the gate before");
         while self.0.occupancy() != Occupancy::Empty {
@@ -85,8 +85,9 @@ fn abort_during_enter_shared_is_safe() {
     });
 }
 
-/// The abort in this test does not wait for a thread that is marked as possibly blocked in NCCL.
-/// The abort waits only for other threads inside the gate.
+/// Tests an abort while a thread removes its mark as possibly blocked in NCCL (`leave_blocking`).
+/// The abort in this test does not wait for marked threads. The abort waits only for unmarked
+/// threads inside the gate (the communicator's lock).
 #[test]
 fn abort_during_leave_blocking_is_safe() {
     loom::model(|| {
@@ -143,8 +144,9 @@ fn abort_during_a_state_change_is_safe() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// A revocation first changes the state, and then calls NCCL as a reader. A finalizing thread does
-/// not wait for this reader. This is safe, because the finalization fails if the state has changed.
+/// A revocation first changes the state. The revoking thread then calls NCCL as a reader of the
+/// gate, marked as possibly blocked. A finalizing thread does not wait for marked readers. This is
+/// safe, because the finalization fails if the state has changed.
 #[test]
 fn finalize_during_revoke_is_safe() {
     loom::model(|| {

@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn drain_ignores_its_limit_for_a_thread_that_is_not_blocked() {
+fn drain_has_no_time_limit_while_an_unblocked_thread_is_inside() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");

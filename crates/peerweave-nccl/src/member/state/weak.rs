@@ -32,8 +32,9 @@ impl Guarded {
         assert!(!unsafe { *self.1.get() }, "the value was used after it was freed");
     }
 
-    /// Closes the gate as an abort does, waits for at most `patience` for blocked threads, and
-    /// marks the value as freed.
+    /// Performs the steps of an abort: closes the gate, waits for the threads inside, and marks the
+    /// guarded value as freed. The wait for threads that may be blocked in NCCL lasts at most
+    /// `patience`.
     fn end(&self, patience: Duration) {
         self.0.close(State::Aborted).expect("no thread has closed the gate before");
         self.0.drain(patience);

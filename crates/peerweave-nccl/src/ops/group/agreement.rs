@@ -60,11 +60,11 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// the same group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of this rank's collectives. Initially, only collectives that were issued before this
-    /// group count. The function `collectives` then adds the collectives of the group.
+    /// Number of this rank's collectives. At first, the number of collectives before this group.
+    /// The function `collectives` then adds the collectives of the group.
     collectives: u64,
-    /// Number of paired sends and receives of this rank in the group. The matching call of a paired
-    /// send or receive is in the same group.
+    /// Number of paired sends and receives of this rank in the group. For a paired send or receive,
+    /// the matching call is in the same group.
     paired: u64,
 }
 
@@ -212,8 +212,8 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// A call, formatted for an error message. For an all-to-all with a separate length for each rank,
-/// the message contains only the lengths of the transfers with the rank in the last field.
+/// A call, formatted for an error message. The last field is a peer of the calling rank. For
+/// `AllToAllV`, the message contains only the lengths of the transfers to and from this peer.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {

@@ -84,8 +84,8 @@ impl Member<'_> {
     }
 }
 
-/// First version of NCCL that cannot simulate broadcasts. This version and later versions queue
-/// broadcasts in the same way as sends.
+/// First version of NCCL whose group simulation cannot estimate broadcasts. From this version on,
+/// NCCL queues broadcasts in the same way as sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
 /// Guard that removes the calls of a nested group if its closure fails or panics. Calls that were
@@ -345,8 +345,8 @@ macro_rules! recorded {
                 #[doc = concat!("Records [`Communicator::", stringify!($name), "`]. The call is issued when the group is launched. The linked method documents the lengths of the buffers.")]
                 #[doc = ""]
                 #[doc = "# Errors"]
-                #[doc = concat!("[Errors that the call returns](Communicator::", stringify!($name), ") that are detected before the launch. After such an error the call is not recorded.")]
-                #[doc = "[`Nccl::group`](Nccl::group) returns all other errors that the call causes."]
+                #[doc = concat!("[`Communicator::", stringify!($name), "`] lists the possible errors. This method returns an error that is detected before the launch. The group then does not contain the call.")]
+                #[doc = "[`Nccl::group`](Nccl::group) returns an error that is detected later."]
                 pub fn $name<T: Element>(
                     &mut self,
                     communicator: &Communicator,
