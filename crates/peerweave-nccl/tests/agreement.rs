@@ -137,7 +137,7 @@ fn send_and_receive_of_different_lengths_are_refused() {
 }
 
 #[test]
-fn group_compares_only_calls_that_nccl_matches() {
+fn group_accepts_unequal_lengths_of_unrelated_calls() {
     fakes(2).run(|| {
         let all = all(2);
         let ((one, first), (two, second)) = (&all[0], &all[1]);

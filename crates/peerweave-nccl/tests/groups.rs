@@ -225,7 +225,7 @@ fn failed_simulation_aborts_no_communicator() {
 }
 
 #[test]
-fn unsupported_simulation_starts_no_group() {
+fn unsupported_simulate_call_leaves_no_nccl_group_open() {
     fakes(2).without("ncclGroupSimulateEnd").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];

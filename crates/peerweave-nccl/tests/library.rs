@@ -196,7 +196,7 @@ fn old_nccl_supports_neither_parameters_nor_encryption() {
 }
 
 #[test]
-fn second_library_reports_the_library_that_was_loaded_first() {
+fn second_library_lists_the_first_library_in_others() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());

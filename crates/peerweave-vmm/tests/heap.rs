@@ -263,7 +263,7 @@ fn heap_grows_automatically_up_to_its_limit() {
 }
 
 #[test]
-fn heap_is_usable_after_diverging_calls_fail_on_all_pes() {
+fn heap_stays_usable_if_the_calls_of_the_pes_differ() {
     Fakes::new().cuda().run(|| {
         let all = threads(3, |me| {
             let heap = heap(&me, options());

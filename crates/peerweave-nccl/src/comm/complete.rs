@@ -279,9 +279,10 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as possibly blocked in NCCL. Each communicator in `inside` stores this mark in
-/// its lock. Fails if another thread has aborted or finalized one of the communicators. After a
-/// failure no mark remains, so the other thread waits until this thread has released the locks.
+/// Marks this thread as possibly blocked in NCCL. The mark is stored in the lock of each
+/// communicator in `inside`. Fails if another thread has aborted or finalized one of these
+/// communicators. A failed call removes all marks, so the thread that aborts or finalizes waits
+/// without a time limit until this thread has released the locks.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.

@@ -68,13 +68,14 @@ pub(crate) struct LeftOut {
 }
 
 impl LeftOut {
-    /// Creates the check for a wait of the calling thread. `deadline` is the time limit of the
-    /// wait.
+    /// Creates the state for one wait of the calling thread. During the wait, [`look`](Self::look)
+    /// checks whether this thread has omitted a rank from a group. `deadline` is the time limit of
+    /// the wait.
     pub(crate) fn new(deadline: Duration) -> Self {
         Self::by_thread(this_thread(), deadline)
     }
 
-    /// Creates the check like [`new`](Self::new), but for a wait of the thread with the number
+    /// Creates the state like [`new`](Self::new), but for a wait of the thread with the number
     /// `thread`.
     pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }

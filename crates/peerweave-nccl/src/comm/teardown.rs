@@ -208,14 +208,16 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
     )
 }
 
-/// Registers a function that runs at process exit. The function waits for the threads that end
-/// communicators, and prevents the start of new threads. Each value of `registered` allows one
-/// registration. NCCL, its CUDA runtime and the driver free their state at exit, and a thread
-/// inside these libraries would use freed state.
+/// Registers the function `wait_for_ending`, which runs at process exit. That function waits for
+/// the threads that end communicators, and prevents the start of new threads. NCCL, its CUDA
+/// runtime and the driver free their state at exit, and a thread inside these libraries would then
+/// use freed state.
 ///
-/// Exit functions run in reverse order of registration. The CUDA runtime registers its exit
-/// function when the first communicator is created. So this crate registers its function again
-/// after that. The function then runs before the runtime's exit function.
+/// `registered` remembers the registration: a second call with the same `registered` has no effect.
+/// The crate has two such values and registers the function twice, because exit functions run in
+/// reverse order of registration. The CUDA runtime registers its own exit function when the first
+/// communicator is created. The crate's second registration follows that creation, so
+/// `wait_for_ending` runs before the runtime frees its state.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.

@@ -48,9 +48,9 @@ const WATCH_EVERY: Duration = Duration::from_millis(50);
 /// within 0.1 ms.
 const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Time for which a wait continues after the rendezvous has reported a lost rank. If the lost rank
-/// had already joined the work that this rank waits for, the work can still complete within this
-/// time.
+/// Time for which a wait continues after the rendezvous has reported a lost rank. The lost rank may
+/// have done its part of the awaited work before the loss. The work can then still complete within
+/// this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
 /// Time limit of the exchange after a failed wait. A rank waits at most this long until the other
@@ -146,8 +146,10 @@ impl Communicator {
             let _ = other.abort_reason.set(error.clone());
         }
         match abort_together(&aborted, ABORT_LIMIT) {
-            Ok(count) => tracing::error!(%error, count, "aborted communicators after a failed wait"),
-            Err(late) => tracing::error!(%error, %late, "could not abort all communicators in time after a failed wait"),
+            Ok(count) => tracing::error!(%error, count, "a wait failed, so this process aborted communicators"),
+            Err(late) => {
+                tracing::error!(%error, %late, "a wait failed, and this process could not abort all communicators in time")
+            }
         }
         Err(error)
     }
@@ -243,9 +245,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Queries the rendezvous if the next query is due. Fails when [`LAST_WORK`] has passed since
-    /// the rendezvous reported a lost rank. If the lost rank had already joined the work that this
-    /// rank waits for, the work can still complete within this time.
+    /// Queries the rendezvous for lost ranks if the next query is due. After the rendezvous has
+    /// reported a lost rank, the wait may continue for [`LAST_WORK`]. Fails when this time has
+    /// passed.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {

@@ -190,10 +190,10 @@ impl LateCall {
         }
     }
 
-    /// Inspects the late call. Aborts the communicators of the call at the deadline. Aborts the
-    /// communicators earlier if a rank is lost, or if the calling thread has omitted one of its
-    /// ranks from the group. Returns the time until the next inspection, or `None` if the call has
-    /// returned or was aborted.
+    /// Inspects the blocked call once. Aborts the call's communicators if the call's deadline has
+    /// passed, if a rank is lost, or if the thread of the call has omitted one of its own ranks
+    /// from a group. Returns the time until the next inspection. Returns `None` if the call has
+    /// returned or its communicators were aborted.
     fn look(&self, watch: &mut Watch, left_out: &mut Option<LeftOut>) -> Option<Duration> {
         let _look = Look::begin()?;
         let inner = self.inner.upgrade()?;

@@ -41,15 +41,15 @@ pub enum GraphUsage {
     Mixed,
 }
 
-/// Selects whether host code can query the addresses that windows have in a fabric (CFT). Requires
-/// NCCL 2.31.1.
+/// Selects whether host code can query fabric addresses of windows. With a fabric address, kernels
+/// access a window by NCCL's Compute Fabric Transport (CFT). Requires NCCL 2.31.1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum HostCftMode {
-    /// Host code can query the addresses that windows have in a fabric. Creating the communicator
-    /// fails if the hardware does not support these queries.
+    /// Host code can query fabric addresses of windows. Creating the communicator fails if the
+    /// hardware does not support these queries.
     Enable,
-    /// Host code cannot query the addresses that windows have in a fabric.
+    /// Host code cannot query fabric addresses of windows.
     Disable,
     /// The mode is [`Enable`](HostCftMode::Enable) if the hardware supports these queries.
     /// Otherwise the mode is [`Disable`](HostCftMode::Disable).
@@ -63,8 +63,8 @@ pub enum HostCftMode {
 pub enum NvlsHostMode {
     /// NCCL's host API uses all NVLS operations.
     Enable,
-    /// NCCL's host API uses all NVLS operations except the NVLS transport and the registration of
-    /// buffers for this transport.
+    /// NCCL's host API does not use the NVLS transport, and does not register buffers for this
+    /// transport. All other NVLS operations stay enabled.
     DisableTransport,
     /// NCCL's host API uses no multimem instructions in two places: NCCL's symmetric kernels, and
     /// copies by copy engines. The API uses all other NVLS operations.
@@ -83,8 +83,8 @@ pub(crate) trait Choice: Copy {
     /// Returns NCCL's number for this value.
     fn number(self) -> c_int;
 
-    /// Returns the version of NCCL that introduced this value. Returns `None` if this value is as
-    /// old as the option.
+    /// Returns the version of NCCL that introduced this value of the option. Returns `None` if NCCL
+    /// introduced the value together with the option.
     fn since(self) -> Option<Version> {
         None
     }

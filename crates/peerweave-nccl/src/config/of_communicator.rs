@@ -166,8 +166,8 @@ options! {
         /// NCCL sets up the signals when the first window is registered. A program that uses
         /// signals without windows must switch this option on. Requires NCCL 2.31.
         rma_eager_init: Switch => rmaEagerInit;
-        /// Sets whether host code can query the addresses that windows have in a fabric (CFT).
-        /// Requires NCCL 2.31.1.
+        /// Sets whether host code can query fabric addresses of windows. With a fabric address,
+        /// kernels access a window by NCCL's Compute Fabric Transport (CFT). Requires NCCL 2.31.1.
         host_cft_mode: HostCftMode => hostCftMode;
         /// Sets the operations of NVLink switches (NVLS) that NCCL's host API uses. Requires NCCL
         /// 2.32.
@@ -262,7 +262,7 @@ impl Config {
         {
             return combination(
                 "Config::graph_stream_ordering",
-                "graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores graph_stream_ordering",
+                "the value is Switch::Off, which NCCL ignores unless Config::graph_usage is GraphUsage::Never or GraphUsage::One; set graph_usage to one of these values",
             );
         }
         Ok(())
@@ -511,7 +511,7 @@ mod tests {
             (Config::new().min_ctas(9).max_ctas(8), "init_rank: Config::min_ctas: min_ctas is greater than max_ctas"),
             (
                 Config::new().graph_stream_ordering(Switch::Off),
-                "init_rank: Config::graph_stream_ordering: graph_stream_ordering Off requires graph_usage Never or One; otherwise NCCL ignores graph_stream_ordering",
+                "init_rank: Config::graph_stream_ordering: the value is Switch::Off, which NCCL ignores unless Config::graph_usage is GraphUsage::Never or GraphUsage::One; set graph_usage to one of these values",
             ),
             (Config::new().name("a\0b"), "init_rank: Config::name (ncclConfig_t.commName): the text contains a zero byte"),
             (

@@ -419,9 +419,13 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
     // SAFETY: the function writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => version_from_code(code)
-            .ok_or_else(|| unusable("the crate peerweave-nccl (ncclGetVersion returned an invalid version number)", OLDEST)),
-        Ok(_) => Err(unusable("the crate peerweave-nccl (ncclGetVersion returned an error)", OLDEST)),
+        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| {
+            unusable(
+                "the crate peerweave-nccl (the version is unknown, because ncclGetVersion returned an invalid number)",
+                OLDEST,
+            )
+        }),
+        Ok(_) => Err(unusable("the crate peerweave-nccl (the version is unknown, because ncclGetVersion failed)", OLDEST)),
         Err(missing) => Err(unusable(missing.name, OLDEST)),
     }
 }

@@ -176,10 +176,12 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// Mode of the owner (low bits), and number of acquisitions of the gate (high bits). A thread
-    /// that acquires the free gate becomes the owner. The number distinguishes the acquisitions.
-    /// While the gate has an owner, only the owner writes this value. So the owner leaves the gate
-    /// with a plain store.
+    /// The owner is the thread that has entered the gate exclusively. The low bits contain the
+    /// owner's mode. The high bits contain the number of earlier owners, which distinguishes the
+    /// stays of owners.
+    ///
+    /// While the gate has an owner, only the owner writes this value. So a plain store, instead of
+    /// a locked instruction, suffices to leave the gate.
     owner: AtomicU64,
     /// Number of threads that wait for the gate.
     waiting: AtomicU32,
@@ -197,7 +199,8 @@ pub(crate) struct Gate {
 #[derive(Debug)]
 pub(crate) struct Inside<'a>(&'a Gate);
 
-/// Guard that counts one waiter as starving. Dropping the guard removes the waiter from the count.
+/// Guard of a starving waiter, which has waited for at least [`STARVING_AFTER`]. While the guard
+/// lives, `Gate::starving` counts the waiter.
 struct Starvation<'a>(&'a AtomicU32);
 
 impl<'a> Starvation<'a> {
@@ -330,9 +333,9 @@ impl Gate {
     }
 
     /// Returns `None` if no thread inside the gate is marked as possibly blocked in NCCL. If the
-    /// owner has this mark, returns a number that identifies its acquisition of the gate. If only
-    /// readers have the mark, returns [`READER`](Self::READER). The query adds no cost to the
-    /// marked thread.
+    /// owner (the thread that entered exclusively) has the mark, returns a number that differs for
+    /// each entry of an owner. If only readers (threads that share the gate) have the mark, returns
+    /// [`READER`](Self::READER).
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -367,19 +370,20 @@ impl Gate {
     }
 
     /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// differs, returns the current state as the error. In this case a reader may have changed the
-    /// state, and may still be inside NCCL.
+    /// differs, changes nothing and returns the current state as the error. A reader (a thread that
+    /// shares the gate) may have caused the difference: a reader can change the state, and may
+    /// still be inside NCCL after that.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
     }
 
-    /// Waits until no thread is inside the closed gate. After `grace`, stops waiting if all threads
-    /// inside are marked as possibly blocked in NCCL. Returns whether no thread is inside.
+    /// Waits until all threads have left the closed gate, and then returns `true`. Returns `false`
+    /// after the time `grace` if every thread inside is marked as possibly blocked in NCCL.
     ///
-    /// Waits without a limit for threads that are not marked as possibly blocked in NCCL ([G3] of
-    /// this module). If the system suspends this thread or the whole process, that time does not
-    /// count towards `grace`.
+    /// A thread without this mark leaves soon, so the wait for such a thread has no time limit
+    /// ([G3] of this module). While the system suspends this thread or the whole process, the time
+    /// does not count towards `grace`.
     pub(crate) fn drain(&self, grace: Duration) -> bool {
         let (mut waited, mut looked_at) = (Duration::ZERO, Instant::now());
         loop {

@@ -64,9 +64,9 @@ impl Place {
     }
 }
 
-/// Calls `function`, which makes NCCL unregister memory. First waits for all streams that calls of
-/// the communicator have used, until these streams are idle. Fails if captured graphs use the
-/// communicator, because the graphs may contain addresses in the memory.
+/// Calls `function`, which makes NCCL unregister memory. First waits until the communicator's
+/// streams are idle. These are the streams on which calls of the communicator were enqueued. Fails
+/// if captured graphs use the communicator, because the graphs may contain addresses in the memory.
 pub(super) fn unregister(
     call: &'static str,
     communicator: &Communicator,

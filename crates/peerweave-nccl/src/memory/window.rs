@@ -53,9 +53,10 @@ impl WindowKind {
     pub const SYMMETRIC: Self = Self { flags: sys::NCCL_WIN_COLL_SYMMETRIC, since: None };
     /// Accesses from kernels to the window are strictly ordered. Requires NCCL 2.29.7.
     pub const STRICT_ORDERING: Self = Self::since(sys::NCCL_WIN_STRICT_ORDERING, "NCCL_WIN_STRICT_ORDERING", [2, 29, 7]);
-    /// The window is used only by kernels over the network (GIN). Requires NCCL 2.32.0.
+    /// NCCL registers the window only for GPU-initiated networking (GIN). Requires NCCL 2.32.0.
     pub const GIN_ONLY: Self = Self::since(sys::NCCL_WIN_GIN_ONLY, "NCCL_WIN_GIN_ONLY", [2, 32, 0]);
-    /// The window is used only by counted operations over the fabric (CFT). Requires NCCL 2.32.0.
+    /// NCCL registers the window only for counted operations of the Compute Fabric Transport (CFT).
+    /// Requires NCCL 2.32.0.
     pub const CFT_COUNTED: Self = Self::since(sys::NCCL_WIN_CFT_COUNTED, "NCCL_WIN_CFT_COUNTED", [2, 32, 0]);
 
     const fn since(flags: c_int, name: &'static str, [major, minor, patch]: [u8; 3]) -> Self {

@@ -264,9 +264,9 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of a buffer that a captured call uses. `kept` contains this address and the
-/// buffer's owner. Adds the owner to the list of owners that the graph keeps alive. Fails if `kept`
-/// is `None`, because the buffer is only borrowed.
+/// Returns the address of a buffer that a captured call uses, and records in `holds` that the graph
+/// keeps the buffer's owner alive. The parameter `kept` contains the address and the owner. Fails
+/// if `kept` is `None`: the buffer is then a borrowed slice, which the graph cannot keep alive.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {

@@ -39,14 +39,16 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.is_empty() && self.owner.is_none()
     }
 
-    /// Returns whether dropping this value has no effect.
+    /// Returns whether this value contains no guard, no owner and no allocated list. The caller may
+    /// then forget the value instead of dropping the value.
     #[inline]
     pub(crate) fn is_free_of_drops(&self) -> bool {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Marks the call as captured by adding an element to `keeps`. The element is `owner`, or an
-    /// empty placeholder if `owner` is `None`.
+    /// Marks the call as captured: adds an element to `keeps`, because a non-empty `keeps` means
+    /// that the call is captured. The element is the call's reduction or window (`self.owner`). If
+    /// the call uses neither, the element is an empty value.
     pub(super) fn set_captured(&mut self) {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }

@@ -175,7 +175,7 @@ fn number(builder: &CallBuilder<'_, '_>, what: &'static str, found: u32) -> Chec
 fn numbers(builder: &CallBuilder<'_, '_>, signal: Signal) -> Checked<(c_int, c_int)> {
     if signal != Signal::default() {
         // Before NCCL 2.31 only the first signal of the first context exists.
-        builder.inner.nccl.needs("a signal other than index 0 of context 0", Version::new(2, 31, 0))?;
+        builder.inner.nccl.needs("a signal whose index or context is not 0", Version::new(2, 31, 0))?;
     }
     Ok((number(builder, "the signal's index", signal.index)?, number(builder, "the signal's context", signal.context)?))
 }

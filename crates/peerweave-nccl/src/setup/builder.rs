@@ -279,9 +279,8 @@ impl CommunicatorBuilder {
 /// process dies, NCCL detects the closed connection before the rendezvous detects the lost PE.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Waits until the rendezvous reports lost PEs, but for at most about [`NOTICED`]. Returns the
-/// error of the rendezvous, which names the lost PEs. If the rendezvous reports no lost PE, returns
-/// `error`.
+/// Waits for a report of lost PEs from the rendezvous. If a report arrives within about
+/// [`NOTICED`], returns an error that names the lost PEs. Otherwise returns `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {

@@ -76,7 +76,8 @@ peerweave_dylib::bindings! {
         /// Suspends a communicator. Releases the device memory that a suspended communicator does
         /// not need.
         "2.29.7" fn ncclCommSuspend(comm: ncclComm_t, flags: c_int) -> ncclResult_t;
-        /// Reallocates the device memory that suspending a communicator released.
+        /// Resumes a suspended communicator. Allocates the device memory that the suspension has
+        /// released.
         "2.29.7" fn ncclCommResume(comm: ncclComm_t) -> ncclResult_t;
 
         // Queries of a communicator.

@@ -23,9 +23,10 @@ pub const NCCL_WIN_DEFAULT: c_int = 0;
 pub const NCCL_WIN_COLL_SYMMETRIC: c_int = 1;
 /// Window flag: the accesses of kernels to the window are strictly ordered. Since 2.29.7.
 pub const NCCL_WIN_STRICT_ORDERING: c_int = 2;
-/// Flag for a window that is used only by kernels over the network (GIN). Since 2.32.0.
+/// Flag for a window that NCCL registers only for GPU-initiated networking (GIN). Since 2.32.0.
 pub const NCCL_WIN_GIN_ONLY: c_int = 4;
-/// Flag for a window that is used only by counted operations over the fabric (CFT). Since 2.32.0.
+/// Flag for a window that NCCL registers only for counted operations of the Compute Fabric
+/// Transport (CFT). Since 2.32.0.
 pub const NCCL_WIN_CFT_COUNTED: c_int = 8;
 /// Required alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: usize = 4096;
@@ -44,10 +45,11 @@ pub const NCCL_SHRINK_ABORT: c_int = 1;
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 /// Flag for a suspension that releases memory.
 pub const NCCL_SUSPEND_MEM: c_int = 1;
-/// Value of `hostCftMode`: host code can query the addresses that windows have in the fabric (CFT).
-/// Since 2.31.1.
+/// Value of `hostCftMode`: host code can query the addresses of windows in the Compute Fabric
+/// Transport (CFT). Since 2.31.1.
 pub const NCCL_HOST_CFT_ENABLE: c_int = 1;
-/// Value of `hostCftMode`: host code cannot query the addresses that windows have in the fabric.
+/// Value of `hostCftMode`: host code cannot query the addresses of windows in the Compute Fabric
+/// Transport.
 pub const NCCL_HOST_CFT_DISABLE: c_int = 2;
 /// Value of `hostCftMode`: like `NCCL_HOST_CFT_ENABLE` if the hardware supports these queries,
 /// otherwise like `NCCL_HOST_CFT_DISABLE`.
@@ -55,7 +57,8 @@ pub const NCCL_HOST_CFT_FALLBACK: c_int = 3;
 /// Value of `nvlsHostMode`: NCCL's host API uses all operations of NVLink switches (NVLS). Since
 /// 2.32.0.
 pub const NCCL_NVLS_HOST_ENABLE: c_int = 0;
-/// Value of `nvlsHostMode`: NCCL's host API uses all NVLS operations except the NVLS transport.
+/// Value of `nvlsHostMode`: NCCL's host API does not use the NVLS transport. All other NVLS
+/// operations stay enabled.
 pub const NCCL_NVLS_HOST_DISABLE_TRANSPORT: c_int = 1;
 /// Value of `nvlsHostMode`: NCCL's host API uses no multimem instructions in two places: symmetric
 /// kernels, and copies by copy engines. The API uses all other NVLS operations.

@@ -32,17 +32,18 @@ pub enum HeapTransport {
     FileDescriptor,
     /// Export of memory as fabric handles.
     Fabric,
-    /// Legacy CUDA IPC. The segments of the PEs are not at equal strides. A heap with this
-    /// transport cannot be finalised while a stream of its context is being captured. In that case
-    /// the driver would refuse to close the memory of other PEs, and would invalidate the capture.
+    /// Legacy CUDA IPC. The segments of the PEs are not at equal distances from each other. A heap
+    /// with this transport cannot be finalised while a stream of its context is being captured. In
+    /// that case the driver would refuse to close the memory of other PEs, and would invalidate the
+    /// capture.
     Ipc,
 }
 
 impl HeapTransport {
-    /// Returns the handle types that are requested when memory is created for this transport.
-    /// `file_descriptor` says whether file descriptors are supported. If so, they are requested for
-    /// every transport except legacy IPC. The reason is multicast: an object that is exported as a
-    /// file descriptor accepts only memory with this handle type.
+    /// Returns the handle types with which memory is created for this transport. `file_descriptor`
+    /// says whether file descriptors are supported. If they are, memory has this handle type under
+    /// every transport except legacy IPC. Multicast needs the handle type: a multicast object that
+    /// is exported as a file descriptor accepts only such memory.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -99,8 +100,8 @@ enum Part {
     Mapped(Mapping),
     /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of another PE that is a thread of this process. This PE uses the memory's address
-    /// directly, although the transport is legacy IPC.
+    /// Memory of another PE. Both PEs are threads of this process, so this PE uses the address of
+    /// the memory directly. Only PEs of other processes open the memory by legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },

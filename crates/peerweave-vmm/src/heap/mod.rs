@@ -286,7 +286,7 @@ impl SymmetricHeap {
         const MAX_ALIGNMENT_BYTES: usize = 2 << 20;
         let name = std::any::type_name::<T>();
         let history = state.history.get();
-        let call = format!("{ALLOC}({len} x {name}, aligned to {alignment_bytes}) after earlier calls with hash {history:016x}");
+        let call = format!("{ALLOC}({len} x {name}, aligned to {alignment_bytes}) [hash of earlier calls: {history:016x}]");
         let wanted = match alignment_bytes.is_power_of_two() && alignment_bytes <= MAX_ALIGNMENT_BYTES {
             true => bytes_of::<T>(ALLOC, len).map(|bytes| bytes as u64),
             false => Err(wrong_value(ALLOC, "alignment_bytes", alignment_bytes, "a power of two of at most 2 MiB")),
@@ -312,9 +312,9 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Sends this PE's offset of an allocation to the other PEs, receives their offsets, and
-    /// compares all offsets. If the exchange fails or the offsets differ, returns the range at
-    /// `taken` to the allocator.
+    /// Exchanges the offset of an allocation with the other PEs. Fails unless all PEs report the
+    /// same offset. After a failure, the allocator gets back the range that this PE has taken for
+    /// the allocation, at the offset `taken`.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -375,7 +375,7 @@ impl SymmetricHeap {
     fn free_in<T: Element>(&self, state: &mut State, mut memory: SymmetricMemory<T>, until: Instant) -> Result<(), VmmError> {
         let is_alone = memory.is_only_handle();
         let (block, offset) = (memory.block(), memory.block().offset());
-        let call = format!("{FREE}(offset {offset}) after earlier calls with hash {:016x}", state.history.get());
+        let call = format!("{FREE}(offset {offset}) [hash of earlier calls: {:016x}]", state.history.get());
         let outcome = if !Arc::ptr_eq(block.heap(), &self.inner) {
             Err(Misuse::OtherHeap { call: FREE }.into())
         } else if !is_alone {
@@ -416,7 +416,7 @@ impl SymmetricHeap {
     pub fn grow(&self, bytes: usize) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::grow";
         let mut state = self.inner.enter(CALL)?;
-        let call = format!("{CALL}({bytes} bytes) after earlier calls with hash {:016x}", state.history.get());
+        let call = format!("{CALL}({bytes} bytes) [hash of earlier calls: {:016x}]", state.history.get());
         let rounded = self.inner.rounded(bytes);
         if state.total.saturating_add(rounded) > self.inner.max_bytes {
             let error = self.inner.exhausted(CALL, &state, rounded);

@@ -1,7 +1,8 @@
-//! Multicast addresses of the symmetric heap. A store to the multicast address of an offset writes
-//! that offset of every PE's segment.
+//! Multicast addresses of the symmetric heap. A store to one multicast address writes the segments
+//! (each PE's memory) of all PEs, at the same offset in each segment.
 //!
-//! Invariant: in the multicast addresses, each chunk has the same offset as in the heap.
+//! Invariant: the offset of a location is the same in the range of multicast addresses and in the
+//! segments.
 
 use std::fmt;
 use std::sync::{Arc, Weak};

@@ -157,8 +157,8 @@ pub fn zero<T: Element>(stream: &Arc<CudaStream>, target: &mut impl DeviceBuffer
     Ok(refuse_capture_begun("zero", stream)?)
 }
 
-/// Returns the length of `count` elements of `T` in bytes. Returns [`DriverError::TooLarge`] if the
-/// length exceeds `isize::MAX`.
+/// Returns how many bytes `count` elements of `T` occupy. Fails with [`DriverError::TooLarge`],
+/// inside [`VmmError::Driver`], if the number exceeds `isize::MAX`.
 pub(crate) fn bytes_of<T>(call: &'static str, count: usize) -> Result<usize, VmmError> {
     let bytes = count.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok());
     Ok(bytes.ok_or(DriverError::TooLarge { call, count, element_bytes: size_of::<T>() })?)

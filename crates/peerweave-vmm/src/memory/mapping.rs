@@ -207,8 +207,9 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used the mapping. The memory can then be unmapped at once. The
-    /// streams in `streams` need not complete, because they have used only other memory.
+    /// Records that no stream has used this mapping. The memory can then be unmapped without a wait
+    /// for the streams in `streams`. These streams have used only other memory of the same heap,
+    /// because all memory of a heap shares `streams`.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -218,9 +219,9 @@ impl Mapping {
     }
 }
 
-/// Returns an `Arc` that contains a new handle to the mapping. While the `Arc` lives,
-/// [`Mapping::allow`] counts the new handle. Only during that time, a `Weak` of the `Arc` can be
-/// upgraded.
+/// Returns a new handle to the mapping, inside an `Arc` of its own. [`Mapping::allow`] counts the
+/// handle until the `Arc` is dropped. After that, no `Weak` of the `Arc` can be upgraded, so
+/// `allow` misses no handle.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

@@ -1,9 +1,12 @@
 //! Legacy IPC: shares device memory among processes if physical memory cannot be exported.
 //!
-//! The driver chooses the address in an importing process, so the segments of a heap (each PE's
-//! memory) are not at equal strides. Invariant: exported memory is freed only after its owner has
-//! declared that no process has it open. Without that declaration the memory is leaked, because
-//! freeing memory that another process has open is undefined.
+//! The driver chooses the address at which an importing process gets the memory. So the segments of
+//! a heap (each PE's memory) are not at equal distances from each other.
+//!
+//! Invariant: exported memory is freed only after the exporting process has called
+//! [`IpcMemory::recall`], which declares that no other process has the memory open. Without this
+//! call the memory is leaked, because freeing memory that another process has open is undefined
+//! behavior.
 
 use std::ffi::c_char;
 use std::fmt;
@@ -140,8 +143,9 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Records that no stream has used the memory. The memory can then be freed at once. The
-    /// streams in `streams` need not complete, because they have used only other memory.
+    /// Records that no stream has used this memory. The memory can then be freed without a wait for
+    /// the streams in `streams`. These streams have used only other memory of the same heap,
+    /// because all memory of a heap shares `streams`.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -171,8 +175,8 @@ impl Drop for Inner {
     }
 }
 
-/// A handle to memory of another process that is open in this process. Clones are handles to the
-/// same memory.
+/// A handle to memory that another process has allocated. This process has opened the memory.
+/// Clones are handles to the same memory.
 #[derive(Clone)]
 pub struct IpcPeerMemory {
     inner: Arc<PeerInner>,
@@ -266,8 +270,9 @@ impl IpcPeerMemory {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Records that no stream has used the memory. The memory can then be closed at once. The
-    /// streams in `streams` need not complete, because they have used only other memory.
+    /// Records that no stream has used this memory. The memory can then be closed without a wait
+    /// for the streams in `streams`. These streams have used only other memory of the same heap,
+    /// because all memory of a heap shares `streams`.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

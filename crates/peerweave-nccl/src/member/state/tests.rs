@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn drain_has_no_time_limit_while_an_unblocked_thread_is_inside() {
+fn gate_drain_waits_for_an_unblocked_thread_without_a_limit() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
@@ -169,7 +169,7 @@ fn drain_has_no_time_limit_while_an_unblocked_thread_is_inside() {
 }
 
 #[test]
-fn drain_returns_false_if_a_reader_is_blocked() {
+fn gate_drain_fails_while_a_sharing_thread_is_blocked_in_nccl() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {

@@ -6,9 +6,10 @@
 //! of other threads and processes are not checked.
 //!
 //! Invariant: only calls that NCCL matches with each other are compared. Each rank numbers its
-//! collectives, and collectives with the same number are compared. The sends and receives of a rank
-//! are compared only if each earlier send and receive of this rank had its matching call in the
-//! same group.
+//! collectives, and collectives with the same number match. Sends and receives between two ranks
+//! match in the order of issue. The order is unknown after a rank has issued a send or receive
+//! without the matching call in the same group. From then on, the sends and receives of this rank
+//! are not compared.
 
 use std::fmt;
 use std::sync::Arc;
@@ -178,8 +179,9 @@ impl Operation {
         self.count as u64 * self.element_bytes as u64
     }
 
-    /// Returns whether the operations of two ranks match: kind, count, element type, reduction and
-    /// root must be equal. The reductions also match if the program has created both reductions.
+    /// Returns whether the operations of two ranks match. Kind, count, element type and root must
+    /// be equal. Predefined reductions must also be equal. Two reductions that the program has
+    /// created always match, because their numbers differ between ranks.
     fn matches(&self, other: &Self) -> bool {
         let same_data = (self.count, self.data_type) == (other.count, other.data_type);
         let same_reduction = match (self.reduction(), other.reduction()) {
