@@ -18,7 +18,7 @@
 //!
 //! 1. In launch `n`, B reads the lines of the bank, and then writes the sentinel to these lines.
 //! 2. In launch `n + 1`, B sends a line to A, and A waits for that line.
-//! 3. In launch `n + 2`, A writes to the bank of B. All lines of the bank hold the sentinel.
+//! 3. In launch `n + 2`, A writes to the bank of B. The lines hold the sentinel again.
 //!
 //! This argument holds for any sizes and shapes under two conditions. Each call exchanges a line
 //! between every two ranks in both directions. Each kernel begins its work after the previous

@@ -48,8 +48,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 
     /// Returns the [`Row`] that starts at line `index` of the bank. The row has one line from each
-    /// rank: first the line from rank 0, then after every [`Self::part`] lines the line from the
-    /// next rank. From line [`Self::results`] on, the lines are already reduced.
+    /// rank. Line `index` is the line from rank 0, and the line from each following rank is
+    /// [`Self::part`] lines later. From line [`Self::results`] on, the lines of the bank are
+    /// already reduced.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
@@ -115,8 +116,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
 
     /// Waits for lines that the other ranks have reduced, and copies the lines to the result. In
     /// each step, this thread copies two of its lines of every part, starting with line `index` of
-    /// the parts, until fewer than two of its lines are left in the last and shortest part. Returns
-    /// the index of this thread's first line that is not copied.
+    /// the parts, until the last part has fewer than two of its lines left. Returns the index of
+    /// this thread's first line that is not copied. The last part may be shorter than the other
+    /// parts.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

@@ -44,9 +44,9 @@ impl Row {
     }
 }
 
-/// Waits for a row, which has one line from each rank, in groups of `W` ranks. After all lines of a
-/// group have arrived, calls `found` with the first rank of the group and the lines. `own` stands
-/// for the line of this rank, because no rank writes that line.
+/// Waits for the lines of a row in groups of `W` ranks. A row has one line from each rank. After
+/// all lines of a group have arrived, calls `found` with the first rank of the group and the lines
+/// of the group. `own` replaces the line of this rank, because no rank writes that line.
 ///
 /// The groups are limited to `W` ranks, because the addresses of more lines do not fit in
 /// registers. If `MORE` is false, there is only one group.
@@ -69,9 +69,9 @@ pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     }
 }
 
-/// Waits until a row has arrived, which has one line from each rank. Combines the lines element by
-/// element with the reduction [`Call::op`], in the order of ranks. Returns the line with the
-/// reduced elements.
+/// Waits until all lines of a row have arrived. A row has one line from each rank. Combines the
+/// lines element by element with the reduction [`Call::op`], in the order of ranks, and returns the
+/// resulting line. `own` replaces the line of this rank, because no rank writes that line.
 #[inline(always)]
 pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,

@@ -11,7 +11,7 @@
 //!
 //! | flag | raised by | meaning |
 //! |---|---|---|
-//! | *ready* | sender | a chunk is in its slot, or a message is in the result buffer |
+//! | *ready* | sender | a chunk is in its slot, or the first block of a pair has stored its lines of a message |
 //! | *credit* | receiver | a chunk is in the result, so its slot is free |
 //! | *open* | receiver | the receiver has written an offer, which is explained below |
 //! | *second* | sender | the second block of a pair has stored its lines of a message |
@@ -23,8 +23,8 @@
 //! sender waits for the credit of all rounds of earlier launches.
 //!
 //! # Pairs of blocks
-//! Blocks work in pairs. The first block of a pair pushes chunks. The second block copies the
-//! chunks that arrive, and the message that this rank sends to itself. So the two blocks do not
+//! Usually, blocks work in pairs. The first block of a pair pushes chunks. The second block copies
+//! the chunks that arrive, and the message that this rank sends to itself. So the two blocks do not
 //! wait for each other.
 //!
 //! If a result overwrites a message, blocks do not work in pairs ([`Call::is_combined`]). Each
@@ -205,9 +205,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns the lines that this block handles of a message that is stored directly. The message
-    /// must have at least one chunk for [`Self::index`]. That index stands for this block, or for
-    /// its pair of blocks.
+    /// Returns this block's share of a message that is stored directly. The blocks divide the lines
+    /// of the message evenly. The message must have a chunk for this block, or for its pair of
+    /// blocks.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
