@@ -63,8 +63,8 @@ pub struct Call {
     /// data. Aligned to 128 bytes. Index `k` belongs to rank `(rank + k) % ranks`, so this rank's
     /// own area is first.
     pub areas: [u64; MAX_RANKS],
-    /// For each rank, the number of its PE, which failure reports name. Index `k` belongs to rank
-    /// `(rank + k) % ranks`.
+    /// For each rank, the number of its PE. Failure reports contain this number. Index `k` belongs
+    /// to rank `(rank + k) % ranks`.
     pub pes: [u32; MAX_RANKS],
     /// Address of the input, aligned to the size of an element.
     pub send: u64,
@@ -83,11 +83,15 @@ pub struct Call {
     /// the kernels of [`transfer`](crate::transfer): address of the words that count messages and
     /// rounds.
     pub counter: u64,
-    /// Length in bytes of one bank or one slot, which depends on the kernel. For kernels that move
-    /// lines: length of each of the two banks of a staging area, which launches use alternately.
-    /// For messages sent as lines: length of each of the two banks of a channel. For
-    /// [`Algorithm::Chunked`] and other kernels with rings: length of each slot in a block's ring,
-    /// which must be a multiple of 128.
+    /// Length in bytes of one unit of a staging area. The unit depends on the kernel:
+    ///
+    /// - For kernels that move lines, the unit is a bank. A staging area has two banks, which
+    ///   launches use alternately.
+    /// - For messages sent as lines, the unit is a bank of a channel. A channel is the memory for
+    ///   the messages from one rank to another rank. Each channel has two banks, which messages use
+    ///   alternately.
+    /// - For [`Algorithm::Chunked`] and other kernels with rings, the unit is a slot in the ring of
+    ///   a block. The length must be a multiple of 128.
     pub bank_bytes: u64,
     /// For the kernels of [`reduce_scatter`](crate::reduce_scatter): distance in bytes between the
     /// starts of two consecutive parts of the input.
@@ -99,23 +103,26 @@ pub struct Call {
     pub ranks: u32,
     /// Rank of this PE among the ranks of the call.
     pub rank: u32,
-    /// Number of the reduction, which is a `ReduceOp`. The kernels of [`transfer`](crate::transfer)
-    /// have no reduction. For these kernels, the field is the number of the `KernelOp` that failure
-    /// reports name.
+    /// Number of a `ReduceOp`, which is the reduction of the call. The kernels of
+    /// [`transfer`](crate::transfer) have no reduction. For these kernels: number of a `KernelOp`,
+    /// which is the operation in failure reports.
     pub op: u32,
-    /// For kernels with rings: maximum number of blocks of the launch. The staging areas have rings
-    /// for this number of blocks. For messages through rings with
-    /// [`is_combined`](Self::is_combined) equal to 0, blocks work in pairs, and this field is the
-    /// number of pairs.
+    /// For kernels with rings: number of blocks for which the staging areas have rings. A launch
+    /// must not have more blocks.
+    ///
+    /// For messages through rings, the launch has exactly this number of blocks if
+    /// [`is_combined`](Self::is_combined) is 1. If `is_combined` is 0, the launch has this number
+    /// of pairs of blocks.
     pub max_blocks: u32,
     /// For the kernels of all_reduce: the ranks that get the result, as the number that
     /// [`Results::code`] returns.
     pub results: u32,
     /// For [`Algorithm::Chunked`]: 1 if the other ranks store their results directly in this rank's
-    /// [`recv`](Self::recv). Then all ranks must have mapped `recv` and this rank's staging area at
-    /// the same distance from each other, and the address and the length of `recv` must be
-    /// multiples of [`LINE_BYTES`](crate::LINE_BYTES). This field may differ between the ranks of a
-    /// call.
+    /// [`recv`](Self::recv); otherwise 0. This field may differ between the ranks of a call.
+    ///
+    /// If the field is 1, the distance from this rank's staging area to `recv` must be the same in
+    /// the address spaces of all ranks. The address and the length of `recv` must be multiples of
+    /// [`LINE_BYTES`](crate::LINE_BYTES).
     pub is_symmetric: u32,
     /// For messages through rings: 1 if the launch has [`max_blocks`](Self::max_blocks) blocks,
     /// each of which pushes chunks and also copies chunks. 0 if the launch has `max_blocks` pairs
@@ -184,15 +191,15 @@ impl Call {
         select_of::<W, u64>(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places after this rank gets the parts of the result that other
-    /// ranks reduce.
+    /// Returns whether the rank `k` places after this rank gets the whole result. If so, the other
+    /// ranks push the parts that they reduce to that rank.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_after(k)
     }
 
-    /// Each rank reduces one part of the result. Returns whether this rank also gets the part that
-    /// it reduces.
+    /// Returns whether this rank stores the part that it reduces in its own result. Returns false
+    /// only if the call has a root ([`Results::Root`]) and this rank is not the root.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)

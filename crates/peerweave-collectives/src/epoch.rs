@@ -8,11 +8,17 @@
 //! blocks have read the counter. The next launch reads the counter after this launch has ended.
 //!
 //! # Why two banks are enough
-//! Each staging area has two banks of lines. A launch uses bank `epoch % 2`, so a rank writes into
-//! the same bank of another rank again two launches later. In the launch in between, the rank has
-//! waited for at least one line from that other rank. The other rank sent this line after its
-//! previous launch had ended. Before the end of that launch, it had put the sentinel back into
-//! every line of the bank.
+//! Each staging area has two banks of lines. The launch with epoch `n` uses bank `n % 2`. Until the
+//! data of a line arrives, the line holds a fixed bit pattern, the sentinel. After the receiver has
+//! read a line, it writes the sentinel to the line again. A sender must not write to the line
+//! earlier.
+//!
+//! For example, rank A writes to a bank of rank B in launch `n`, and to the same bank in launch
+//! `n + 2`. The following steps happen in this order:
+//!
+//! 1. In launch `n`, B reads the lines of the bank, and then writes the sentinel to these lines.
+//! 2. In launch `n + 1`, B sends a line to A, and A waits for that line.
+//! 3. In launch `n + 2`, A writes to the bank of B. The lines hold the sentinel again.
 //!
 //! This argument holds for any sizes and shapes under two conditions. Each call exchanges a line
 //! between every two ranks in both directions. Each kernel begins its work after the previous
@@ -20,7 +26,8 @@
 
 use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 
-/// Amount by which one launch increases the counter: the sum of the shares that its blocks add.
+/// Amount by which one launch increases the counter of launches. The blocks of the launch divide
+/// this amount into shares, and each block adds its share.
 pub const SHARES: u64 = 1 << 16;
 
 /// Returns the epoch: the number of earlier launches that this counter has counted.
@@ -34,8 +41,8 @@ pub(crate) unsafe fn read(counter: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(pointer(counter)) / SHARES }
 }
 
-/// Adds this block's share to the counter. All threads of the block call this function, after they
-/// have read the epoch.
+/// Counts this launch: adds the share of this block ([`SHARES`]) to the counter of launches. All
+/// threads of the block must call this function, after they have read the epoch.
 ///
 /// # Safety
 /// As for [`read`]: `counter` is the address of a word that only counts launches.
@@ -48,8 +55,8 @@ pub(crate) unsafe fn end(counter: u64) {
     }
 }
 
-/// Adds this block's share to the counter. One thread of the block calls this function, after all
-/// threads of the block have read the epoch.
+/// Counts this launch: adds the share of this block ([`SHARES`]) to the counter of launches. One
+/// thread of the block must call this function, after all threads of the block have read the epoch.
 ///
 /// # Safety
 /// As for [`read`]: `counter` is the address of a word that only counts launches.

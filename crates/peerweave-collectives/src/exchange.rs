@@ -21,8 +21,9 @@ pub enum Exchange {
     AllToAll,
 }
 
-/// Runs an all_gather or an all_to_all. A bank of a staging area has one part from each rank, in
-/// rank order. If a part has `n` lines of 16 bytes, the part from rank `r` starts at line `r * n`.
+/// Runs an all_gather or an all_to_all. Each launch uses one of the two banks in every staging
+/// area. A bank has one part from each rank, in rank order: if a part has `n` lines of 16 bytes,
+/// the part from rank `r` starts at line `r * n` of the bank.
 #[inline(always)]
 fn run<const W: usize, const MORE: bool, const EACH: bool, const WHOLE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

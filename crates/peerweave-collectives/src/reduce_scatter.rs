@@ -11,8 +11,9 @@ use crate::line::wait::{Row, await_sum, await_two_rows, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a reduce_scatter. A bank of a staging area has one part from each rank, in rank order. If a
-/// part has `n` lines of 16 bytes, the part from rank `r` starts at line `r * n`.
+/// Runs a reduce_scatter. Each launch uses one of the two banks in every staging area. A bank has
+/// one part from each rank, in rank order: if a part has `n` lines of 16 bytes, the part from rank
+/// `r` starts at line `r * n` of the bank.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

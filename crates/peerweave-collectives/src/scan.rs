@@ -15,8 +15,9 @@ use crate::line::wait::{Row, await_lines, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::{KernelOp, bf16, f16};
 
-/// Runs a scan or an exclusive scan. A bank of a staging area has the inputs of the ranks, in rank
-/// order. If an input has `n` lines of 16 bytes, the input of rank `r` starts at line `r * n`.
+/// Runs a scan or an exclusive scan. Each launch uses one of the two banks in every staging area. A
+/// bank has room for the inputs of all ranks, in rank order: if an input has `n` lines of 16 bytes,
+/// the input of rank `r` starts at line `r * n` of the bank.
 #[inline(always)]
 fn run<T: Class, const W: usize, const MORE: bool>(ctx: &Context, call: &Call) -> Result<(), Failed> {
     if !call.begin() {

@@ -22,7 +22,8 @@ pub const QUERIES: u32 = THREADS / LANES as u32;
 /// Number of threads that share a query. Each of these threads has a part of the query's elements.
 const LANES: usize = 4;
 
-/// Number of keys that are in shared memory at a time, which is also the number of values.
+/// Number of keys that a thread block keeps in shared memory at a time. The block also keeps the
+/// same number of values there.
 const TILE: usize = 16;
 
 /// Number of elements that one access to shared memory reads.
@@ -41,7 +42,7 @@ const OWN: usize = GROUPS / LANES;
 pub struct Block {
     /// Number of queries on this PE.
     pub queries: u32,
-    /// Number of keys in the block, which is also the number of values.
+    /// Number of keys in the block. The block has the same number of values.
     pub keys: u32,
     /// Number of rows in memory for each head. The queries, the state, the keys and the values all
     /// have this number of rows.

@@ -10,16 +10,17 @@ use peerweave_device::prelude::*;
 /// Number of threads in each block of [`matmul()`].
 pub const THREADS: u32 = 256;
 
-/// Number of rows in a tile, which is also the number of columns. Each block of [`matmul()`]
-/// computes one tile.
+/// Number of rows, and also number of columns, in a tile. Each block of [`matmul()`] computes one
+/// tile.
 pub const TILE: usize = 32;
 
-/// Number of elements of a tile for each thread. A thread loads this number of elements of the
-/// tiles of `a` and `b`, and computes this number of elements of the product.
+/// Number of elements that each thread handles in a tile. A thread loads this number of elements
+/// from each tile of `a`, and the same number from each tile of `b`. It computes this number of
+/// elements of the product.
 const OWN: usize = TILE * TILE / THREADS as usize;
 
-/// Number of rows of a tile that a block handles in one step. In each step, each thread handles one
-/// element.
+/// Number of tile rows that a block handles at the same time. Together these rows have [`THREADS`]
+/// elements, one for each thread.
 const STEP: usize = TILE / OWN;
 
 /// The sizes of the matrices that [`matmul()`] multiplies, and the operation on the product.
@@ -28,7 +29,7 @@ const STEP: usize = TILE / OWN;
 pub struct Product {
     /// Number of rows in `a`, and in the product.
     pub rows: u32,
-    /// Number of columns in `a`, which is also the number of rows in `b`.
+    /// Number of columns in `a`. The matrix `b` has the same number of rows.
     pub inner: u32,
     /// Number of columns in `b`, and in the product.
     pub columns: u32,

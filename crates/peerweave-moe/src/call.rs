@@ -7,8 +7,8 @@ use peerweave_device::gpu::{self, Fence, Sys};
 use peerweave_device::prelude::*;
 
 impl Exchange {
-    /// Returns the address of a symmetric slice in the memory of this rank. The slice `of` is
-    /// [`Exchange::inbox`] or [`Exchange::returns`].
+    /// Returns the lines of a slice of symmetric memory on this rank. The argument `of` is the
+    /// slice: [`Exchange::inbox`] or [`Exchange::returns`].
     #[inline(always)]
     pub(crate) fn own(&self, ctx: &Context, of: SymSlice<u128>) -> Lines {
         // SAFETY: this is symmetric memory of this PE. Only kernels of this crate access it, by
@@ -30,8 +30,8 @@ pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
 pub(crate) struct Peers(SharedSlice<u64>);
 
 impl Peers {
-    /// Looks up the address of the symmetric slice `of` on each rank of the team. All threads of
-    /// the block must call this function.
+    /// Looks up the address of a slice of symmetric memory on each rank of the team. The argument
+    /// `of` is the slice. All threads of the block must call this function.
     ///
     /// # Errors
     /// If the memory of a rank is not mapped on this PE. In this case all threads of the block

@@ -1,9 +1,10 @@
 //! The two kernels of a combination: send, receive.
 //!
-//! For each token, a rank multiplies the results of the rank's experts by the experts' weights, and
-//! adds up the products in `f32`. The rank rounds the sum to the type of results, and sends the sum
-//! to the rank that sent the token. That rank adds up the sums of all ranks in the order of ranks,
-//! again in `f32`.
+//! The experts of a token may be on several ranks. Each of these ranks multiplies the results of
+//! its own experts by the experts' weights, and adds up the products in `f32`. The rank rounds this
+//! partial sum to the element type of results, and sends the partial sum to the rank that sent the
+//! token. The rank that sent the token adds up the partial sums in the order of ranks, again in
+//! `f32`.
 
 use crate::call::{Peers, order, pe_of};
 use crate::dispatch::each_token;
@@ -83,16 +84,16 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
 
 macro_rules! entries {
     ($($class:ident: $send:ident, $receive:ident;)*) => {$(
-        /// Adds up this rank's weighted results for each token, and sends the sum to the rank that
-        /// sent the token. `results` has a row for each row that the dispatch has filled on this
-        /// rank.
+        /// Adds up this rank's weighted results for each token, and sends this partial sum to the
+        /// rank that sent the token. `results` has a row for each row that the dispatch has filled
+        /// on this rank.
         #[kernel(max_threads = 512)]
         pub fn $send(ctx: &Context, exchange: Exchange, team: KernelTeam, results: SymSlice<u128>) -> Result<(), Failed> {
             send::<$class>(ctx, &exchange, team, results)
         }
 
-        /// Receives the sums that other ranks have sent for the tokens of this rank. For each
-        /// token, adds up the sums of all ranks that have experts of the token, and writes the
+        /// Receives the partial sums for the tokens of this rank. Each rank that has experts of a
+        /// token has sent one partial sum. Adds up the partial sums of each token, and writes the
         /// total to a row of `outputs`.
         #[kernel(max_threads = 512)]
         pub fn $receive(ctx: &Context, exchange: Exchange, team: KernelTeam, outputs: SymSlice<u128>) -> Result<(), Failed> {

@@ -116,9 +116,9 @@ pub fn moe_dispatch_send(
 /// on this rank. Rows are ordered by expert, then by rank, then by token. Launch this kernel as one
 /// block.
 ///
-/// Writes the index of each expert's first row to `offsets`, followed by the number of rows. The
-/// kernel does not access `rows` and `scales`. These arguments let the launch check the memory that
-/// the next kernel writes.
+/// Writes the index of each expert's first row to `offsets`. The last element of `offsets` is the
+/// total number of rows. The kernel does not access `rows` and `scales`. These arguments let the
+/// launch check the memory that the next kernel writes.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -201,7 +201,7 @@ fn keep(ctx: &Context, exchange: &Exchange, rank: u32, index: u64, entry: u64) {
 
 /// Assigns a row to each entry whose expert is on this rank, and writes the index of the row to
 /// [`Exchange::places`]. The token of the entry is later stored in this row. Also writes the first
-/// row of each expert to `offsets`, followed by the number of rows.
+/// row of each expert to `offsets`, and the total number of rows to the last element of `offsets`.
 ///
 /// Each warp has a range of entries, and counts the entries of each expert in its range. From the
 /// counts of all warps, the function computes the first row of each warp for each expert.
@@ -307,7 +307,8 @@ fn sync_lanes(alone: bool) {
     }
 }
 
-/// Receives the tokens for the experts of this rank, and copies each token to its rows.
+/// Receives the tokens for the experts of this rank. Copies each token to one row for each of the
+/// token's experts on this rank.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_receive(
     ctx: &Context,
@@ -344,8 +345,9 @@ pub fn moe_dispatch_receive(
 }
 
 /// Calls `each` for every token that has an expert on this rank. The arguments are the rank that
-/// sent the token, the index of the token on that rank, and a mask. Bit `k` of the mask is set if
-/// entry `k` of the token has a row on this rank. The tokens are divided among the blocks.
+/// sent the token, the index of the token on that rank, and a mask. Bit `k` of the mask is 1 if
+/// this rank has expert `k` of the token, where the token's experts are counted from 0. The tokens
+/// are divided among the blocks.
 #[inline(always)]
 pub(crate) fn each_token(
     ctx: &Context,

@@ -40,9 +40,12 @@ pub struct Layout {
 
 /// The memory and the sizes that a dispatch and the following combination use.
 ///
-/// All memory is symmetric. On other ranks, a rank accesses only [`inbox`](Self::inbox) and
-/// [`returns`](Self::returns). For each rank there are `max_tokens * top_k` entries: one for each
-/// expert of each token of that rank.
+/// All memory is symmetric. A rank writes to the [`inbox`](Self::inbox) and to the
+/// [`returns`](Self::returns) of other ranks. A rank accesses the other fields only in its own
+/// memory.
+///
+/// An *entry* stands for one of the experts of one token. For each rank there are
+/// `max_tokens * top_k` entries.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Exchange {
@@ -57,11 +60,11 @@ pub struct Exchange {
     /// the index of the expert among the experts of this rank, or [`NOTHING`]. The upper half holds
     /// the bits of the weight.
     pub entries: SymSlice<u64>,
-    /// For each entry of each rank, the index of a row on this rank. The row holds the entry's
-    /// token for the entry's expert. [`NOTHING`] if the expert is not on this rank.
+    /// For each element of [`Self::entries`]: the index of a row on this rank, or [`NOTHING`] if
+    /// the expert of the entry is not on this rank. The token of the entry is stored in this row.
     pub places: SymSlice<u32>,
-    /// For each entry of this rank: the rank that has the expert of the entry. [`NOTHING`] if the
-    /// entry has no expert.
+    /// For each expert of each token that this rank sends: the rank that has the expert, or
+    /// [`NOTHING`] if there is no expert.
     pub routes: SymSlice<u32>,
     /// For each rank, the number of tokens that the rank sent in the dispatch that this rank
     /// received last.
@@ -120,24 +123,24 @@ impl Layout {
         u64::from(self.ranks) * u64::from(self.max_tokens) * u64::from(self.result_lines)
     }
 
-    /// Returns the index in [`Exchange::inbox`] at which the routing table from rank `rank` starts.
-    /// The index counts 16-byte lines. `bank` is the number of the dispatch: its lowest bit selects
-    /// one of the two banks (halves) of the inbox.
+    /// Returns the number of the line in [`Exchange::inbox`] at which the routing table from rank
+    /// `rank` starts. The inbox has two banks. The lowest bit of `bank` selects a bank, so callers
+    /// pass the number of a dispatch.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()
     }
 
-    /// Returns the index in [`Exchange::inbox`] at which the row of token `token` from rank `rank`
-    /// starts. The index counts 16-byte lines. `bank` is the number of the dispatch: its lowest bit
-    /// selects one of the two banks (halves) of the inbox.
+    /// Returns the number of the line in [`Exchange::inbox`] at which the row for token `token`
+    /// from rank `rank` starts. The lowest bit of `bank` selects a bank of the inbox, as in
+    /// [`Self::table`].
     #[inline(always)]
     pub(crate) fn row(&self, bank: u64, rank: u32, token: u64) -> u64 {
         self.table(bank, rank) + table_lines(self.entries_per_rank()) + token * self.row_lines()
     }
 
-    /// Returns the index in [`Exchange::returns`] at which the result from rank `rank` starts. The
-    /// index counts 16-byte lines. The result belongs to token `token` of the receiving rank.
+    /// Returns the number of the line in [`Exchange::returns`] at which a result from rank `rank`
+    /// starts. The result belongs to token `token` among the tokens of the receiving rank.
     #[inline(always)]
     pub(crate) fn result(&self, rank: u32, token: u64) -> u64 {
         (u64::from(rank) * u64::from(self.max_tokens) + token) * u64::from(self.result_lines)

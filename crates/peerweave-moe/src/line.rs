@@ -7,9 +7,9 @@ use peerweave_device::gpu::{self, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Maximum number of lines in a batch. On GPUs, a thread has the accesses to all lines of a batch
-/// in flight at the same time. On the host, batches are larger, because a thread looks up the row
-/// of a token once for each batch.
+/// Maximum number of lines in a batch. On GPUs, a thread starts the accesses to all lines of a
+/// batch before it waits for any of these accesses. On the host, batches are larger, because a
+/// thread looks up the row of a token once for each batch.
 pub(crate) const BATCH: usize = if cfg!(target_arch = "nvptx64") { 4 } else { 64 };
 
 #[inline(always)]
@@ -118,11 +118,12 @@ impl Lines {
         unsafe { gpu::load_line_relaxed(pointer(self.0 + 16 * line)) }
     }
 
-    /// Waits until a line has arrived. Returns the content of the line, and writes `sentinel` to
-    /// the line again.
+    /// Waits until the data of a line has arrived. Then writes `sentinel` to the line, so that a
+    /// later call can wait for new data, and returns the data. `sentinel` is the content of a line
+    /// whose data has not arrived.
     ///
     /// # Errors
-    /// If a line has not arrived before the deadline. The failure names the PE that `sender`
+    /// If the data has not arrived before the deadline. The failure names the PE that `sender`
     /// returns.
     #[inline(always)]
     pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
@@ -132,12 +133,13 @@ impl Lines {
         Ok(found)
     }
 
-    /// Waits until all lines of a batch have arrived. Writes their content to `found`, and writes
-    /// `sentinel` to the lines again. The batch belongs to the row that begins at line `row`.
+    /// Waits until the data of all lines in a batch has arrived, and writes the data to `found`.
+    /// Then writes `sentinel` to the lines, so that a later call can wait for new data. The batch
+    /// belongs to the row that begins at line `row`.
     ///
     /// # Errors
-    /// If a line has not arrived before the deadline. The failure names the PE that `sender`
-    /// returns.
+    /// If the data of a line has not arrived before the deadline. The failure names the PE that
+    /// `sender` returns.
     #[inline(always)]
     pub(crate) fn take_batch(
         self,
@@ -189,7 +191,8 @@ fn has_arrived(line: Vector, sentinel: Vector) -> bool {
     }
 }
 
-/// Returns whether all these lines have arrived.
+/// Returns whether the data of all lines has arrived. `lines` has the contents of the lines, and
+/// `sentinel` is the content of a line whose data has not arrived.
 #[inline(always)]
 fn have_arrived(lines: &[Vector], sentinel: Vector) -> bool {
     piece::vectorised(|| lines.iter().fold(true, |all, line| all & has_arrived(*line, sentinel)))
@@ -339,15 +342,16 @@ impl Rows {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the index of the first line of scales in a batch. The index counts the lines of
-    /// scales of all rows. `row` is the row of the batch. The batch must be consecutive
+    /// Returns the index in [`Self::scales`] of the first scale line that a batch contains. `row`
+    /// is the index of the row to which the batch belongs. The batch must be consecutive
     /// ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)
     }
 
-    /// Orders all earlier writes of rows before later writes of this thread.
+    /// Ensures that this thread's earlier writes by [`Self::write_batch`] become visible before its
+    /// later writes. Only writes that bypass the caches need this call.
     #[inline(always)]
     pub(crate) fn end(self) {
         if !cfg!(target_arch = "nvptx64") && self.streams {

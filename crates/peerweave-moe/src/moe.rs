@@ -71,18 +71,19 @@ pub struct Received<'a, T> {
     pub rows: &'a Symmetric<T>,
     /// The scales of each row; `None` if the shape has no scales.
     pub scales: Option<&'a Symmetric<f32>>,
-    /// The index of the first row of each expert on this rank, followed by the number of rows.
+    /// One element for each expert on this rank: the index of the expert's first row. One more
+    /// element at the end: the total number of rows.
     pub offsets: &'a Symmetric<u32>,
 }
 
 /// The state of an exchange: which call was enqueued last.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
-    /// No call was enqueued, or the last call completed a combination.
+    /// No call was enqueued, or the last call was [`Moe::combine_receive`] or [`Moe::combine`].
     Ready,
     /// The last call was [`Moe::dispatch_send`].
     Sent,
-    /// The last call was [`Moe::dispatch_receive`].
+    /// The last call was [`Moe::dispatch_receive`] or [`Moe::dispatch`].
     Received,
     /// The last call was [`Moe::combine_send`].
     Returned,
@@ -209,8 +210,8 @@ fn random() -> u128 {
 }
 
 /// Checks that all PEs of the world have passed the same shape, element sizes and number of ranks.
-/// `is_wrong` states whether this PE has found a wrong value in its shape. If only some PEs have
-/// found a wrong value, the check fails too.
+/// `is_wrong` states whether this PE has found its own arguments wrong. The check also fails if
+/// `is_wrong` is true on some PEs and false on other PEs.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
@@ -251,7 +252,8 @@ fn clear(lines: &Symmetric<u128>, sentinel: u128) -> Result<()> {
 }
 
 impl<T: Element, Y: Output> Moe<T, Y> {
-    /// Creates an exchange among the ranks of `team`, whose calls are enqueued on `stream`.
+    /// Creates an exchange among the ranks of `team`. All calls of the exchange are enqueued on
+    /// `stream`.
     ///
     /// # Collective
     /// All PEs of the world must call this function, because the function allocates symmetric

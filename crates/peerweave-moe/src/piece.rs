@@ -54,7 +54,8 @@ pub(crate) unsafe fn store_streaming(to: u64, lines: &[Vector]) {
     }
 }
 
-/// Orders the writes of [`store_streaming`] before later writes of this thread.
+/// Ensures that this thread's earlier writes by [`store_streaming`] become visible before its later
+/// writes.
 #[inline(always)]
 pub(crate) fn end_streaming() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -149,10 +150,10 @@ mod access {
     use core::sync::atomic::{AtomicU64, Ordering};
     use peerweave_device::gpu::Vector;
 
-    /// Returns the two halves of the line at `line`.
+    /// Returns references to the two halves of a line. `line` is the address of the line.
     ///
     /// # Safety
-    /// As for [`super::load`], for one line, which is accessible for `'a`.
+    /// As for [`super::load`], for one line. The line remains accessible for the lifetime `'a`.
     #[inline(always)]
     unsafe fn halves<'a>(line: *const Vector) -> [&'a AtomicU64; 2] {
         let low = line.cast::<u64>().cast_mut();

@@ -96,7 +96,7 @@ impl Shape {
         // Rows, lines of a rank and entries are counted by 32-bit numbers.
         let entries = self.max_tokens.checked_mul(self.top_k).and_then(|entries| entries.checked_mul(ranks));
         if entries.is_none_or(|entries| entries >= u32::MAX as usize) {
-            return wrong("max_tokens", self.max_tokens, "fewer than 2^32 rows on all ranks together");
+            return wrong("max_tokens", self.max_tokens, "max_tokens * top_k * (number of ranks) to be less than 2^32 - 1");
         }
         let is_too_long = |elements: usize, bytes: usize| elements.saturating_mul(bytes) / LINE >= u32::MAX as usize / 2;
         if is_too_long(self.hidden, token_bytes.max(result_bytes)) {

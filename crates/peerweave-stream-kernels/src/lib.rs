@@ -26,8 +26,9 @@ pub const OUTCOME_DONE: u64 = 1;
 /// The value of word 0 of the array `outcome` if [`stream_wait()`] tested the condition only once
 /// and the condition did not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index of the first word of the array `outcome` that contains the bits for [`until::SOME`]. Bit
-/// `i` is 1 if awaited word `i` is not excluded and has satisfied the comparison.
+/// Index in the array `outcome` at which the bits for [`until::SOME`] start. Each element of the
+/// array has 64 bits. Bit `i` is 1 if awaited word `i` is not excluded and has satisfied the
+/// comparison.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
@@ -41,8 +42,8 @@ pub mod until {
     /// of a non-excluded word that satisfies the comparison, or 0 if there is no such word.
     pub const ANY: u32 = 1;
     /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
-    /// to the outcome. The bits start at word [`OUTCOME_BITS`](super::OUTCOME_BITS). A bit is 1 if
-    /// its word is not excluded and satisfies the comparison.
+    /// to the array `outcome`. The bits start at index [`OUTCOME_BITS`](super::OUTCOME_BITS) of the
+    /// array. A bit is 1 if its word is not excluded and satisfies the comparison.
     pub const SOME: u32 = 2;
 }
 
@@ -118,16 +119,17 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
     count > 0
 }
 
-/// Waits until words on this PE satisfy `condition`, a constant of [`until`]. If `once` is not 0,
-/// tests the words only once.
+/// Waits until words on this PE, the awaited words, satisfy `condition`, which is a constant of
+/// [`until`]. If `once` is not 0, tests the awaited words only once.
 ///
-/// Each word has `size` bytes. `sign` is the sign bit of signed words, or 0 for unsigned words.
-/// `exclude` is empty or has a bit for each word; words whose bit is 1 are excluded. Word `i` is
-/// compared with `values[i]`, or with `value` if `values` is empty. `compare` is the comparison as
-/// `u32`. For [`until::ANY`] and [`until::SOME`], the kernel searches from word `start` on.
+/// Each awaited word has `size` bytes. `sign` is the sign bit of signed words, or 0 for unsigned
+/// words. `exclude` is empty or has a bit for each awaited word. A word whose bit is 1 is excluded.
+/// Awaited word `i` is compared with `values[i]`, or with `value` if `values` is empty. `compare`
+/// is the comparison as `u32`. For [`until::ANY`] and [`until::SOME`], the kernel searches from
+/// awaited word `start` on.
 ///
-/// For [`until::SOME`], `outcome` must have one bit for each word, from word [`OUTCOME_BITS`] of
-/// `outcome` on.
+/// For [`until::SOME`], the kernel also writes one bit for each awaited word to the array
+/// `outcome`, from index [`OUTCOME_BITS`] on. The array must have room for these bits.
 #[kernel]
 pub fn stream_wait(
     ctx: &Context,

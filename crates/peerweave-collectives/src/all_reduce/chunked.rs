@@ -62,11 +62,13 @@ const SLOTS: u64 = 3;
 /// Size in bytes of the memory for two flags, each in its own cache line. One rank raises these
 /// flags for one block of another rank.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset of the offer in the [`FLAG_BYTES`] bytes of a rank's flags. The offer is in the cache
-/// line of the first flag. The module documentation explains offers.
+/// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
+/// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
+/// cache line of the first flag.
 const OFFER: u64 = 8;
-/// Offset of the second flag in the [`FLAG_BYTES`] bytes of a rank's flags. The first flag has
-/// offset 0.
+/// Offset in bytes of the second flag in the memory for a rank's flags ([`FLAG_BYTES`]). The second
+/// flag shows that a reduced chunk has arrived. The first flag, at offset 0, shows that a chunk of
+/// an input has arrived.
 const SECOND: u64 = 128;
 
 /// Returns the size in bytes of the flags and rings that `blocks` blocks of
@@ -223,10 +225,10 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank. The offer is the distance from
-    /// that rank's staging area to its result buffer, or 0 if the rank offers no buffer. This
-    /// thread must have seen the first flag of that rank. Returns 0 if `k` is 0 or is not less than
-    /// the number of ranks.
+    /// Returns the offer of the rank `k` places after this rank: the distance from that rank's
+    /// staging area to its result buffer. Returns 0 if that rank offers no buffer, if `k` is 0, or
+    /// if `k` is not less than the number of ranks. A rank writes its offer before it raises its
+    /// first flag, so this thread must have seen that flag.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {
@@ -237,9 +239,11 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Raises one of this rank's two flags on every other rank. If `at` is 0, raises the first
-    /// flag. If `at` is [`SECOND`], raises the second flag. The flag becomes visible after all
-    /// earlier accesses of the block's threads.
+    /// Raises one of this rank's two flags for round `round` on every other rank. If `at` is 0,
+    /// raises the first flag: this block has pushed chunks of the input. If `at` is [`SECOND`],
+    /// raises the second flag: this block has pushed reduced chunks.
+    ///
+    /// The flag becomes visible after all earlier accesses of the block's threads.
     #[inline(always)]
     fn raise(&self, round: u64, at: u64) {
         gpu::sync_threads();
@@ -252,7 +256,8 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
     }
 
     /// Waits until every other rank has raised a flag for round `round`. If `at` is 0, waits for
-    /// the first flags. If `at` is [`SECOND`], waits for the second flags.
+    /// the first flag of each rank: the rank has pushed a chunk of its input to this block. If `at`
+    /// is [`SECOND`], waits for the second flag of each rank: the rank has pushed a reduced chunk.
     #[inline(always)]
     fn wait(&self, round: u64, at: u64) -> Result<(), Failed> {
         let (call, thread) = (self.call, gpu::thread_idx().x);

@@ -11,8 +11,9 @@ use crate::line::wait::{Row, await_sum, position, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the one-shot kernel of all_reduce. A bank of a staging area has the inputs of the ranks, in
-/// rank order. If an input has `n` lines of 16 bytes, the input of rank `r` starts at line `r * n`.
+/// Runs the one-shot kernel of all_reduce. Each launch uses one of the two banks in every staging
+/// area. A bank has the inputs of the ranks, in rank order: if an input has `n` lines of 16 bytes,
+/// the input of rank `r` starts at line `r * n` of the bank.
 #[inline(always)]
 pub(super) fn run<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,

@@ -25,13 +25,15 @@ struct Thread<'a, const PLAIN: bool> {
     call: &'a Call,
     send: Operand<PLAIN>,
     recv: Operand<PLAIN>,
-    /// The bank of this rank's staging area that this launch uses.
+    /// This launch's bank in this rank's staging area. Every staging area has two banks, which
+    /// launches use alternately.
     banks: Lines,
     /// Number of 16-byte lines of the input.
     lines: u64,
     /// Number of lines in a part of the input. The input has one part for each rank.
     part: u64,
-    /// Number of lines of all parts together. In a bank, the reduced parts start at this line.
+    /// Index of the line in the bank at which the reduced parts start. The parts that are not yet
+    /// reduced come first, so this index is also the number of their lines.
     results: u64,
     /// Distance from each line that this thread handles to its next line, in lines.
     step: u64,
@@ -45,9 +47,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         outgoing::<T, PLAIN>(self.call.op, self.call.scalar, self.send.read::<T>(line))
     }
 
-    /// Returns the [`Row`] in which line `index` of the bank is the line from rank 0. The lines of
-    /// consecutive ranks are one part apart. A bank has the parts of the input, followed by the
-    /// reduced parts from line [`Self::results`] on.
+    /// Returns the [`Row`] that starts at line `index` of the bank. The row has one line from each
+    /// rank. Line `index` is the line from rank 0, and the line from each following rank is
+    /// [`Self::part`] lines later. From line [`Self::results`] on, the lines of the bank are
+    /// already reduced.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
@@ -80,10 +83,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces lines of this rank's part, and pushes the reduced lines. This thread handles its own
-    /// lines from line `index` on, two lines at a time. If the number of these lines is odd, the
-    /// last line is not reduced. Returns the index of this thread's first line that was not
-    /// reduced.
+    /// Reduces lines of this rank's part, and pushes the reduced lines. In each step, this thread
+    /// reduces two of its lines, starting with line `index` of the part, until fewer than two of
+    /// its lines are left. Returns the index of this thread's first line that is not reduced.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -112,10 +114,11 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Copies reduced lines, which the other ranks have pushed, to the result. This thread handles
-    /// its own lines of each part from line `index` on, two lines at a time. Stops before an odd
-    /// last line, and at the end of the last part, which may be shorter than the other parts.
-    /// Returns the index of this thread's first line that was not copied.
+    /// Waits for lines that the other ranks have reduced, and copies the lines to the result. In
+    /// each step, this thread copies two of its lines of every part, starting with line `index` of
+    /// the parts, until the last part has fewer than two of its lines left. Returns the index of
+    /// this thread's first line that is not copied. The last part may be shorter than the other
+    /// parts.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

@@ -8,13 +8,16 @@ use crate::line::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Pushes `lines` lines to the other ranks by [`push_lines`], and then counts the launch. Writes
-/// these lines to the bank that this launch uses, starting at line `region` of the bank. Returns
-/// the lines of the same bank in this rank's own area.
+/// Pushes up to `lines` lines to each other rank, and then counts the launch. Every staging area
+/// has two banks, which launches use alternately. The lines go to this launch's bank in the staging
+/// area of the receiver, from line `region` of the bank on. Returns this launch's bank in this
+/// rank's own staging area, from line 0 on.
+///
+/// The remaining parameters are those of [`push_lines`].
 ///
 /// # Safety
-/// The counter of the call meets the requirements of [`epoch::read`]. The banks of the areas have
-/// `lines` lines from line `region` on.
+/// [`Call::counter`] meets the requirements of [`epoch::read`]. In every staging area, each bank
+/// has `lines` lines from line `region` on.
 #[inline(always)]
 pub(crate) unsafe fn push_to_banks<const W: usize, const MORE: bool, const FIRST: u32, const SAME: bool>(
     call: &Call,

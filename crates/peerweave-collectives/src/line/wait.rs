@@ -44,10 +44,12 @@ impl Row {
     }
 }
 
-/// Waits until all lines of a row have arrived, and calls `found` with the lines. `own` is this
-/// rank's line. The ranks form groups of `W`, because the addresses of more lines do not fit in
-/// registers. The function calls `found` once for each group. The arguments are the first rank of
-/// the group, and the lines of the group. If `MORE` is false, there is only one group.
+/// Waits for the lines of a row in groups of `W` ranks. A row has one line from each rank. After
+/// all lines of a group have arrived, calls `found` with the first rank of the group and the lines
+/// of the group. `own` replaces the line of this rank, because no rank writes that line.
+///
+/// The groups are limited to `W` ranks, because the addresses of more lines do not fit in
+/// registers. If `MORE` is false, there is only one group.
 #[inline(always)]
 pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     ctx: &Context,
@@ -67,8 +69,9 @@ pub(crate) fn await_lines<const W: usize, const MORE: bool>(
     }
 }
 
-/// Waits until all lines of a row have arrived. Reduces the lines in the order of ranks, and
-/// returns the reduced line. [`Call::op`] selects the reduction.
+/// Waits until all lines of a row have arrived. A row has one line from each rank. Combines the
+/// lines element by element with the reduction [`Call::op`], in the order of ranks, and returns the
+/// resulting line. `own` replaces the line of this rank, because no rank writes that line.
 #[inline(always)]
 pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN: bool>(
     ctx: &Context,
@@ -163,8 +166,10 @@ fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64,
     (0..ranks).find(is_missing).unwrap_or(me)
 }
 
-/// Writes the sentinel to all lines of a row that other ranks have written, so that a later launch
-/// can wait for these lines. Called after a function such as [`await_lines`] has read the row.
+/// Writes the sentinel to the lines of a row, so that a later launch can wait for new data in these
+/// lines. The sentinel is the content of a line whose data has not arrived ([`Call::sentinel`]).
+/// The line of this rank is omitted, because no rank writes that line. Called after a function such
+/// as [`await_lines`] has read the row.
 #[inline(always)]
 pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) {
     let mut base = 0;
@@ -182,8 +187,9 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the lines of a bank in the staging area of the rank `k` places after this rank. The
-/// launch with the epoch `epoch` uses this bank.
+/// Returns the bank that the launch with the epoch `epoch` uses in a staging area. A staging area
+/// has two banks of lines, which launches use alternately. The staging area belongs to the rank `k`
+/// places after this rank.
 ///
 /// # Safety
 /// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes.

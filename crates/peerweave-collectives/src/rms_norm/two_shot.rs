@@ -11,9 +11,9 @@ use crate::line::wait::{Row, await_sum, bank, put_back};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Runs the two-shot kernel of RMSNorm. A bank of a staging area starts with the parts from rank 0:
-/// one part of each row. The parts from the other ranks follow in rank order. After all parts, the
-/// bank has the rows of `x`.
+/// Runs the two-shot kernel of RMSNorm. Each launch uses one of the two banks in every staging
+/// area. A bank starts with the parts from rank 0: one part of each row. The parts from the other
+/// ranks follow in rank order. After all parts, the bank has the rows of `x`.
 #[inline(always)]
 pub(super) fn run<T: Real, const W: usize, const MORE: bool>(ctx: &Context, call: &Call, norm: &Norm) -> Result<(), Failed> {
     if !call.begin() {

@@ -47,28 +47,34 @@ pub struct Transfer {
     pub recv: u64,
     /// Length in bytes of the message from the peer; 0 if there is no message.
     pub recv_bytes: u64,
-    /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer. The peer then stores its
-    /// message directly in `recv`. The peer must have mapped an offered `recv` and this rank's
-    /// staging area at the same distance from each other as on this rank. An offered `recv` must be
-    /// aligned to [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank
-    /// sends. In the transfer at index 0 of [`Transfers::peers`], this field has a different
-    /// meaning: it is 1 if this rank offers `recv` to every other rank from which it receives a
-    /// message.
+    /// For [`Form::Ring`]: 1 if this rank offers `recv` to the peer; otherwise 0. The peer stores
+    /// its message directly in an offered `recv`.
+    ///
+    /// If this rank offers `recv`, the distance from this rank's staging area to `recv` must be the
+    /// same in the peer's address space as in this rank's address space. `recv` must be aligned to
+    /// [`LINE_BYTES`](crate::LINE_BYTES), and must not overlap a message that this rank sends.
+    ///
+    /// At index 0 of [`Transfers::peers`], the field has a different meaning: 1 if this rank offers
+    /// `recv` to every other rank from which it receives a message.
     pub is_direct: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message to the peer. At
     /// least 1, and at most the number of lines that a slot can hold for a rank.
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the peer may offer its result buffer to this rank. Before this
-    /// rank's kernel sends the message, it waits until the peer's kernel has offered the buffer or
-    /// has refused. If the peer offers the buffer, this rank's kernel stores the message there. The
-    /// peer must set `recv_is_offered` to 1 for the same message. The length of the message must be
-    /// a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
+    /// For [`Form::Ring`]: 1 if the peer's kernel offers or refuses its result buffer for the
+    /// message to the peer. This rank's kernel waits for the offer or the refusal. After an offer,
+    /// the kernel stores the message directly in the peer's result buffer. After a refusal, the
+    /// kernel sends the message through the ring.
+    ///
+    /// If this field is 1, the peer must set `recv_is_offered` to 1 for the same message, and the
+    /// length of the message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer's kernel whether `recv` is
-    /// offered. [`is_direct`](Self::is_direct) determines whether it is. The peer must set
-    /// `send_is_offered` to 1 for the same message.
+    /// For [`Form::Ring`]: 1 if this rank's kernel offers or refuses `recv` for the message from
+    /// the peer. The kernel offers `recv` if [`is_direct`](Self::is_direct) is 1, and refuses
+    /// `recv` if `is_direct` is 0.
+    ///
+    /// If this field is 1, the peer must set `send_is_offered` to 1 for the same message.
     pub recv_is_offered: u64,
 }
 
@@ -96,7 +102,8 @@ impl Transfers {
         select_of::<W, u64>(k, |index| field(&self.peers[index]))
     }
 
-    /// Returns the [`Transfer`] of the rank `k` places after this rank. `k` must be below `W`.
+    /// Returns the [`Transfer`] at index `k`: the messages to and from the rank `k` places after
+    /// this rank. `k` must be below `W`.
     #[inline(always)]
     fn of_peer<const W: usize>(&self, k: u32) -> Transfer {
         Transfer {
@@ -122,8 +129,9 @@ impl Transfers {
     }
 }
 
-/// Returns the operation that failure reports name. `op` is [`Call::op`](crate::Call::op). For the
-/// kernels of this module, that field is the number of a [`KernelOp`].
+/// Returns the [`KernelOp`] with the number `op`, for failure reports. `op` is
+/// [`Call::op`](crate::Call::op). Returns [`KernelOp::SendRecv`] if `op` is not the number of a
+/// collective of this module.
 #[inline(always)]
 fn operation(op: u32) -> KernelOp {
     const BROADCAST: u32 = KernelOp::Broadcast as u32;

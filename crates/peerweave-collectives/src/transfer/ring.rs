@@ -1,36 +1,53 @@
-//! Messages that travel in chunks through rings of slots, with flags that show when a chunk has
-//! arrived. Each block of the receiver has a ring for each sender. If possible, the sender instead
-//! stores a message directly in the receiver's result buffer.
+//! Messages that travel in chunks through rings of slots. Each block of the receiver has a ring for
+//! each sender. If possible, the sender instead stores a message directly in the receiver's result
+//! buffer.
 //!
 //! Block `b` of the sender and block `b` of the receiver handle the same chunks of a message, one
 //! chunk in each round. With `n` blocks these are the chunks `b`, `b + n`, `b + 2n` and so on. So
 //! all blocks work on neighbouring chunks at the same time. The sender and the receiver count the
-//! rounds of each block in words that outlive the launch. The sender writes a chunk into a slot,
-//! and raises the flag *ready* at the receiver. The receiver copies the chunk to the result, and
-//! raises the flag *credit* at the sender. Round `j` of a launch uses slot `j % 3`. The sender
-//! waits for the credit of round `j - 3`. Before the first round, the sender waits for the credit
-//! of all rounds of earlier launches.
+//! rounds of each block in words that outlive the launch.
 //!
-//! Blocks work in pairs. The first block of a pair pushes chunks. The second block copies the
-//! chunks that arrive, and the message that this rank sends to itself. So the two blocks do not
-//! wait for each other. If a result overwrites a message, one block both pushes and copies
-//! ([`Call::is_combined`]). It pushes a chunk before it copies the chunk that overwrites the pushed
+//! The blocks of the sender and of the receiver signal each other by four flags:
+//!
+//! | flag | raised by | meaning |
+//! |---|---|---|
+//! | *ready* | sender | a chunk is in its slot, or the first block of a pair has stored its lines of a message |
+//! | *credit* | receiver | a chunk is in the result, so its slot is free |
+//! | *open* | receiver | the receiver has written an offer, which is explained below |
+//! | *second* | sender | the second block of a pair has stored its lines of a message |
+//!
+//! # Chunks in slots
+//! The sender writes a chunk into a slot, and raises *ready*. The receiver copies the chunk to the
+//! result, and raises *credit*. Round `j` of a launch uses slot `j % 3`. Before the sender writes
+//! the chunk of round `j`, it waits for the credit of round `j - 3`. Before the first round, the
+//! sender waits for the credit of all rounds of earlier launches.
+//!
+//! # Pairs of blocks
+//! Usually, blocks work in pairs. The first block of a pair pushes chunks. The second block copies
+//! the chunks that arrive, and the message that this rank sends to itself. So the two blocks do not
+//! wait for each other.
+//!
+//! If a result overwrites a message, blocks do not work in pairs ([`Call::is_combined`]). Each
+//! block pushes a chunk of the message first, and later copies an arriving chunk over the pushed
 //! chunk.
 //!
-//! If the sender has mapped the receiver's result buffer, the sender can store the message directly
-//! in that buffer, in one round and without a copy. The receiver writes the *offer* and then raises
-//! the flag *open*. The offer is the distance of the result buffer from the receiver's staging
-//! area, or 0 for a message through the ring. The sender waits for *open* and reads the offer
+//! # Direct stores
+//! The sender can store a message directly in the receiver's result buffer if the sender has mapped
+//! this buffer. The message then needs only one round and no copy. The receiver writes the *offer*:
+//! the distance from the receiver's staging area to the result buffer, or 0 for a message through
+//! the ring. Then the receiver raises *open*. The sender waits for *open* and reads the offer
 //! before it raises *ready* for the first time. The receiver writes the next offer only after it
-//! has seen *ready*. The lines of a message that is stored directly are divided evenly among the
-//! sender's blocks, line by line, because no slots limit the division.
+//! has seen *ready*.
+//!
+//! A message that is stored directly needs no slots. So the sender's blocks divide the message
+//! evenly, line by line.
 //!
 //! A rank that offers all its result buffers has no chunks to copy. On such a rank, both blocks of
 //! a pair push. The second block first copies the message that this rank sends to itself. For each
 //! message with [`Transfer::send_is_offered`], the first block raises *ready* and the second block
-//! raises the flag *second*. If the second blocks do not push, the first block raises both flags.
-//! So the receiver need not know which blocks push. A second block with chunks to copy must not
-//! wait for another rank's offer, because that rank may wait for these copies.
+//! raises *second*. If the second blocks do not push, the first block raises both flags. So the
+//! receiver need not know which blocks push. A second block with chunks to copy must not wait for
+//! another rank's offer, because that rank may wait for these copies.
 
 use super::{Transfer, Transfers, operation};
 use crate::epoch::pointer;
@@ -41,16 +58,18 @@ use core::cell::Cell;
 use peerweave_device::gpu::{Access, Gpu, Sys};
 use peerweave_device::prelude::*;
 
-/// Number of slots in the ring that each block of a receiver has for each sender.
+/// Number of slots in a ring. Each block of a receiver has one ring for each sender.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for the flags that one rank raises for one block. Each of the four
-/// flags has its own cache line.
+/// Size in bytes of the memory for four flags: *ready*, *credit*, *open* and *second*. One rank
+/// raises these flags for one block, or for one pair of blocks, of another rank. Each flag has its
+/// own cache line.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// Offset of the offer in the memory of a rank's flags. The offer is in the cache line of the flag
-/// *open*.
+/// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
+/// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
+/// cache line of the flag *open*, which shows that the offer has been written.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
@@ -58,22 +77,24 @@ const SECOND: u64 = 384;
 /// The pair has five counts for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// The counts that a pair of blocks keeps for each rank. The counts stay in device memory between
-/// launches. Only one block of the pair reads and writes a count.
+/// The counts that a pair of blocks keeps for each rank, in device memory that outlives the launch.
+/// The first block of a pair pushes messages, and the second block copies arriving chunks. Each
+/// count belongs to one of the two blocks: only that block uses and writes the count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Number of rounds in which the first block of the pair has pushed a chunk to a given rank.
+    /// Number of rounds in which the first block of a pair has pushed lines to the rank. The first
+    /// block keeps this count.
     Sent,
-    /// Number of rounds in which the second block of the pair has copied a chunk from a given rank.
+    /// Number of rounds in which lines from the rank have arrived for the second block of a pair.
+    /// The second block keeps this count.
     Received,
-    /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1. The first
-    /// block of the pair keeps this count.
+    /// Number of messages to the rank for which [`Transfer::send_is_offered`] was 1. The first
+    /// block of a pair keeps this count.
     FirstOffers,
-    /// Number of messages to a given rank for which [`Transfer::send_is_offered`] was 1, like
-    /// [`Self::FirstOffers`]. The second block of the pair keeps this count.
+    /// The same number as [`Self::FirstOffers`]. The second block of a pair keeps this count.
     SecondOffers,
-    /// Number of messages from a given rank for which [`Transfer::recv_is_offered`] was 1. The
-    /// second block of the pair keeps this count.
+    /// Number of messages from the rank for which [`Transfer::recv_is_offered`] was 1. The second
+    /// block of a pair keeps this count.
     OffersHere,
 }
 
@@ -93,7 +114,8 @@ struct Message<const WHOLE: bool> {
     chunk: u64,
     /// Number of this block's first chunk.
     first: u64,
-    /// Distance between two consecutive chunks of this block, in chunks.
+    /// Difference between the numbers of two successive chunks of this block. Other blocks handle
+    /// the chunks between these two.
     step: u64,
     /// Whether the message is stored directly in the result. If so, the first round handles all
     /// lines of the message.
@@ -142,11 +164,13 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
 }
 
 impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
-    /// Returns the description of a message for this block. The message has `bytes` bytes, and
-    /// starts at `address`.
+    /// Describes a message for this block. The message has `bytes` bytes, starts at `address`, and
+    /// is divided into chunks of `chunk` lines. If `at_once` is true, the message is stored
+    /// directly in the result, in one round.
     ///
     /// # Safety
-    /// As for [`Operand::new`], with `bytes` elements of one byte.
+    /// As for [`Operand::new`]: this thread can access the `bytes` bytes at `address` while the
+    /// kernel runs. If `WHOLE` is true, `address` and `bytes` are multiples of [`LINE_BYTES`].
     #[inline(always)]
     unsafe fn message(&self, address: u64, bytes: u64, chunk: u64, at_once: bool) -> Message<WHOLE> {
         // SAFETY: the caller guarantees the bytes.
@@ -155,16 +179,16 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns the number of ranks. If `W` is 2, the result is always 2, so that the compiler
-    /// unrolls loops over ranks. If there is only one rank, the second rank does not exist, and
-    /// sends and gets no message.
+    /// Returns the number of ranks, as the limit of loops over ranks. If `W`, the maximum number of
+    /// ranks, is 2, returns the constant 2, so that the compiler unrolls the loops. In a launch
+    /// with only one rank, these loops also handle a second rank, whose messages are empty.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
     }
 
     /// Returns the message that this rank sends to the rank `k` places after this rank. `peer` is
-    /// the transfer of that rank.
+    /// the element of [`Transfers::peers`] for that rank.
     #[inline(always)]
     fn sent(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let is_direct = self.accepted.get() >> k & 1 != 0 || k == 0 && peer.is_direct != 0;
@@ -173,7 +197,7 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
     }
 
     /// Returns the message that this rank receives from the rank `k` places after this rank. `peer`
-    /// is the transfer of that rank. If `k` is 0, the message is empty.
+    /// is the element of [`Transfers::peers`] for that rank. If `k` is 0, returns an empty message.
     #[inline(always)]
     fn received(&self, peer: &Transfer, k: u32) -> Message<WHOLE> {
         let bytes = if k == 0 { 0 } else { peer.recv_bytes };
@@ -181,8 +205,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns this block's share of the lines of a message that is stored directly. The block, or
-    /// its pair of blocks, must handle at least one chunk of the message.
+    /// Returns this block's share of a message that is stored directly. The blocks divide the lines
+    /// of the message evenly. The message must have a chunk for this block, or for its pair of
+    /// blocks.
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }
@@ -206,9 +231,10 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of the other ranks, and sets `accepted`. If this block pushes an offered
-    /// message to a rank, this block must have seen that rank's flag *open*. If this block pushes
-    /// nothing to a rank, that rank's offer has no effect.
+    /// Reads the offers of the other ranks, and sets [`Self::accepted`]. An offer is valid only
+    /// after its rank has raised the flag *open*. So this block must have seen that flag of every
+    /// rank to which the block pushes a message with [`Transfer::send_is_offered`]. The offers of
+    /// other ranks have no effect on this block.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;

@@ -36,7 +36,8 @@ fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     of.slice(start..).truncate(each)
 }
 
-/// Measures the bandwidth of puts: each block puts its part of the elements, then calls `quiet`.
+/// Measures the bandwidth of nonblocking puts. Each block writes its part of the elements to PE
+/// `pe`, `iterations` times, and then calls `quiet`.
 #[kernel(max_threads = 1024)]
 pub fn bench_put_bandwidth(
     ctx: &Context,
@@ -55,7 +56,8 @@ pub fn bench_put_bandwidth(
     write(result, began);
 }
 
-/// Measures the bandwidth of gets: each block gets its part of the elements, then calls `quiet`.
+/// Measures the bandwidth of nonblocking gets. Each block reads its part of the elements from PE
+/// `pe`, `iterations` times, and then calls `quiet`.
 #[kernel(max_threads = 1024)]
 pub fn bench_get_bandwidth(
     ctx: &Context,
@@ -97,7 +99,7 @@ fn lend_each_warp(ctx: &Context) {
 
 macro_rules! bulk {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " its part of the elements.")]
+        #[doc = concat!("Measures the bandwidth of bulk copies: each block ", $words, " PE `pe`.")]
         /// The warps of a block divide the block's part equally, and the first thread of each warp
         /// starts bulk copies of the warp's share. At the end, all threads call `quiet`. The launch
         /// must request dynamic shared memory.
@@ -117,5 +119,5 @@ macro_rules! bulk {
     };
 }
 
-bulk!(bench_put_bandwidth_bulk, put_nbi, "puts");
-bulk!(bench_get_bandwidth_bulk, get_nbi, "gets");
+bulk!(bench_put_bandwidth_bulk, put_nbi, "writes its part of the elements to");
+bulk!(bench_get_bandwidth_bulk, get_nbi, "reads its part of the elements from");

@@ -137,7 +137,7 @@ macro_rules! single {
             }
 
             #[test]
-            fn element_put_to_the_next_pe_is_read_back() {
+            fn g_returns_the_element_that_p_wrote_to_the_next_pe() {
                 let mut job = job(3);
                 let [to, got] = [0; 2].map(|_| job.alloc::<$t>(4));
                 go(&mut job, &single::KERNEL, 1, (to, got));

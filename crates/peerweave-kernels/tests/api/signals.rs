@@ -135,7 +135,7 @@ macro_rules! compares {
             }
 
             #[test]
-            fn waits_compare_elements_as_numbers_of_their_type() {
+            fn comparisons_follow_the_signedness_of_the_element_type() {
                 let mut job = job(0);
                 let of = job.alloc::<$t>(1);
                 go(&mut job, &compares::KERNEL, 1, (of,));
