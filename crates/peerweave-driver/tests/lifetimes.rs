@@ -476,7 +476,7 @@ fn freeing_thread_uses_one_stream_and_releases_the_context() {
 }
 
 #[test]
-fn slice_of_a_private_stream_outlives_work_of_other_streams() {
+fn dropped_slice_is_freed_after_writes_by_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let (own, other) = (

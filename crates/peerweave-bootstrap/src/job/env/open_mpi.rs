@@ -34,7 +34,7 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
         && !vars.is_set(names::SLURM_PROCID)
         && other != pe
     {
-        return Err(vars.wrong(names::PMIX_RANK, format!("{pe}, because {index} is {pe}")));
+        return Err(vars.wrong(names::PMIX_RANK, format!("{pe}, the value of {index}")));
     }
     let local_n_pes = match vars.number(names::OMPI_COMM_WORLD_LOCAL_SIZE, 1, n_pes)? {
         Some(local_n_pes) => local_n_pes,
