@@ -124,11 +124,13 @@ impl Spin<'_> {
     /// The time by which [`Self::abort_ns`] grows for each thread of the grid, in nanoseconds.
     const ABORT_NS_PER_THREAD: u64 = 80;
 
-    /// Returns the time between two readings of the abort word, in nanoseconds.
+    /// Returns the minimum time between two readings of the abort word by one thread, in
+    /// nanoseconds. The time grows with the number of threads in the grid, within the limits
+    /// [`Self::ABORT_NS`].
     ///
     /// The abort word may be in host memory. A GPU reads host memory for one warp at a time, and
-    /// each read takes about 0.65 µs. The returned time is four times as long as one reading by all
-    /// warps of the grid. If the time were shorter, the readings of one kernel would delay the
+    /// each read takes about 0.65 µs. The returned time is about four times the number of warps,
+    /// multiplied by 0.65 µs. If the time were shorter, the readings of one kernel would delay the
     /// kernels of other PEs. The warps of the delayed kernels would then read the word too, and all
     /// later calls would be slow.
     #[inline]

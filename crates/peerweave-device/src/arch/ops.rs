@@ -50,7 +50,8 @@ pub unsafe trait Access<R>: Copy {
     /// `from` points to an aligned word in global memory that this thread can access.
     unsafe fn load_relaxed(from: *const Self) -> Self;
 
-    /// Reads the word. Writes that the value's writer has released are visible after the call.
+    /// Reads the word with acquire order. If the thread that wrote the value has released earlier
+    /// writes, these writes are visible after the call.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].

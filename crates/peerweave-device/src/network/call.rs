@@ -10,8 +10,8 @@ use peerweave_types::SignalOp;
 /// A change that a put makes to a signal word on its target PE.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Signal {
-    /// Address of the signal word. As in NVSHMEM, this is the corresponding address in the caller's
-    /// own heap.
+    /// Symmetric address of the signal word: the address of the word in the calling PE's own heap.
+    /// The put changes the word at the same heap offset on the target PE.
     pub word: u64,
     /// The value to set or add.
     pub value: u64,

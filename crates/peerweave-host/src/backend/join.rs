@@ -290,7 +290,8 @@ impl Shared {
     }
 }
 
-/// Reason why a PE that is a thread does not read the private memory of other PEs through the
+/// Explains, in the log, why private buffers are copied through staging areas. This reason applies
+/// if PEs are threads. Only PEs that are processes read each other's private memory, through the
 /// operating system.
 const THREADS: &str = "the PEs are threads of one process";
 

@@ -90,7 +90,8 @@ pub(crate) struct PePage {
     /// the two numbers are equal, the other PE reads the memory of the right process.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
-    /// The abort of the job. Used only in the page of PE 0. See `sync/abort.rs`.
+    /// The PE that aborted the job, and the exit code, encoded by `AbortWord`. 0 if the job was not
+    /// aborted. Used only in the page of PE 0. See `sync/abort.rs`.
     pub(crate) abort: AtomicU64,
 }
 
@@ -275,10 +276,13 @@ unsafe impl Send for Segments {}
 unsafe impl Sync for Segments {}
 
 impl Segments {
+    /// Returns the addresses of all segments in the mapping that starts at `base`.
+    ///
     /// # Safety
     /// [L1]: `base` is the start of a mapping. The mapping has `layout.total_bytes()` bytes and is
-    /// aligned to `layout.align()`. The mapping was zero before its first use. It outlives this
-    /// value, all copies of this value, and every [`TeamBlock`] that these values return.
+    /// aligned to `layout.align()`. The mapping was zero before its first use. The mapping exists
+    /// while the returned value, a copy of that value, or a [`TeamBlock`] from one of these values
+    /// exists.
     pub(crate) unsafe fn new(base: *mut u8, layout: Layout) -> Self {
         Self { base, layout }
     }

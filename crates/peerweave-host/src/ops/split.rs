@@ -50,7 +50,9 @@ impl Request<'_> {
 
 impl Shared {
     /// Gathers `words` from all ranks of the team with an all-gather, and returns the words of all
-    /// ranks in rank order.
+    /// ranks in rank order. `purpose` names the program's call for which the ranks gather words,
+    /// such as a split. `detail` encodes the parameters of that call. If the ranks pass different
+    /// values, returns an error.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -78,7 +80,9 @@ impl Shared {
         Ok(all)
     }
 
-    /// Waits until all ranks of the team have called this function.
+    /// Waits until all ranks of the team have called this function. `purpose` names the program's
+    /// call for which the ranks meet, such as a split. `detail` encodes the parameters of that
+    /// call. If the ranks pass different values, returns an error.
     pub(crate) fn meet(&self, team: TeamRef<'_>, purpose: Purpose, detail: u64) -> Result<(), Error> {
         self.gather_words(team, purpose, detail, &[0]).map(|_| ())
     }

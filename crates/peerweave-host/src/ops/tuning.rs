@@ -25,8 +25,9 @@ pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 /// Minimum size of a single put, get or message that bypasses the caches.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
-/// Maximum number of ranks for collectives in which all ranks need the same bytes, and read these
-/// bytes from each other's private buffers. Larger teams use staging areas for such collectives.
+/// Maximum number of ranks in a team whose all-reduces, reduce-scatters, broadcasts and all-gathers
+/// read the private buffers of other processes directly. In larger teams, these collectives copy
+/// data through staging areas, which stay in a cache.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
 /// Reads of another process's private memory are divided into blocks of this size. A block must fit

@@ -45,7 +45,8 @@ pub(crate) struct Input {
 /// - `Avg` divides the (wrapped) sum. The quotient of integers is rounded toward zero.
 /// - `f16` and `bf16` are computed in f32 and rounded once, to nearest even.
 /// - There is no fused multiply-add.
-/// - `Min` and `Max` ignore a NaN if the other operand is a number, and order -0 below +0.
+/// - For `Min` and `Max`, -0 is less than +0. If one operand is a NaN and the other is a number,
+///   the result is the number.
 /// - A NaN result is the canonical quiet NaN.
 ///
 /// # Panics
@@ -53,8 +54,8 @@ pub(crate) struct Input {
 ///
 /// # Safety
 /// Every input is valid for reads and every output for writes of `count` elements, of any
-/// alignment, as in [`super::copy()`]. An output is exactly the same range as an input or another
-/// output, or overlaps no other range.
+/// alignment, as in [`super::copy()`]. An output may be the same range as an input or another
+/// output. An output must not partly overlap another range.
 pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], outputs: &[*mut u8], count: usize, stores: Stores) {
     // SAFETY: guaranteed by the caller.
     unsafe { reduce_on(Isa::best(), dtype, op, inputs, outputs, count, stores) };

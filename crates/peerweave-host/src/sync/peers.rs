@@ -52,8 +52,9 @@ impl Peers {
         self.shared_processor.load(Ordering::Relaxed)
     }
 
-    /// Publishes the processor on which this PE runs. Returns whether another PE has published the
-    /// same processor.
+    /// Returns whether this PE and another PE run on the same processor. For this check, each PE
+    /// that calls this function publishes its current processor. The function compares this PE's
+    /// processor with those that the other PEs have published last.
     pub(crate) fn shares_my_processor(&self) -> bool {
         let Some(processor) = platform::processor() else { return false };
         let word = |pe: usize| &self.segments.page(pe).processor;

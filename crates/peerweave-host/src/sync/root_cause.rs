@@ -16,12 +16,13 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// A failure word can name a PE whose end this PE has not detected yet. This PE then waits until it
-/// detects the end. This is the maximum time of that wait.
+/// Maximum time for which this PE waits until it detects that a PE has died or left. The wait is
+/// necessary because a failure word can name a PE before this PE has detected the end of that PE.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
-/// first unmaps the memory, which takes long if it is large, and then closes the files of the
-/// process. Until the files are closed, a launcher does not know that the process has ended.
+/// Like [`PROCESS_END`], but for a PE whose memory could not be read, because its process is
+/// ending. The operating system first unmaps the memory of the process, and then closes its files.
+/// A large memory takes long to unmap. A launcher knows that the process has ended only when the
+/// files are closed.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];

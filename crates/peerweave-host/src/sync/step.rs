@@ -81,9 +81,8 @@ impl<'a> Step<'a> {
         line_of(self.epoch)
     }
 
-    /// Returns the address of the cache line after the entry line of a rank. This cache line
-    /// contains the operand of a broadcast of at most 64 bytes, if the entry line has no room for
-    /// the operand.
+    /// Returns the address of the operand of a small broadcast, in the memory of the rank `rank`.
+    /// The operand has its own cache line, directly after the entry line that this operation uses.
     #[inline]
     pub(crate) fn operand(&self, rank: usize) -> *mut u8 {
         self.words(rank).entry[self.line()].operand()

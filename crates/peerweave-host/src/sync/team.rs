@@ -188,7 +188,8 @@ impl TeamState {
         self.history.load(Ordering::Relaxed)
     }
 
-    /// Replaces the digest that [`TeamState::history`] returns.
+    /// Sets the digest of this rank's latest small broadcasts, which [`TeamState::history`]
+    /// returns.
     #[inline]
     pub(crate) fn set_history(&self, history: u64) {
         self.history.store(history, Ordering::Relaxed);

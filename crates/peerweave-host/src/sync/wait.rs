@@ -94,8 +94,8 @@ struct Slow {
 }
 
 impl<'a> Waiter<'a> {
-    /// Starts a wait. If `peers` is `None`, the waiter does not detect an abort of the job, and
-    /// does not check whether another PE uses its processor.
+    /// Starts a wait. If `peers` is `None`, the waiter does not detect an abort of the job. The
+    /// waiter then also does not check whether another PE runs on the same processor as this PE.
     #[inline]
     pub(crate) fn new(peers: Option<&'a Peers>, oversubscribed: bool, limit: Limit) -> Self {
         let shared = oversubscribed || peers.is_some_and(Peers::shared_my_processor);

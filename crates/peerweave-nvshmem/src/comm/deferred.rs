@@ -88,7 +88,7 @@ impl Deferred {
 
 impl fmt::Debug for DeferredCall {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} of {:#x}", self.call, self.address)
+        write!(f, "{} for address {:#x}", self.call, self.address)
     }
 }
 

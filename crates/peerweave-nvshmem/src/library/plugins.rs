@@ -24,8 +24,8 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
 /// the setting.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] if no launcher provides the selected bootstrap. NVSHMEM would then fail,
-/// and could not be started again.
+/// [`MisuseKind::Text`] if the settings select the bootstrap `UID` or `PLUGIN`. Neither bootstrap
+/// works with a launcher. NVSHMEM would fail, and could not be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {

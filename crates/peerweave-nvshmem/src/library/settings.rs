@@ -40,8 +40,7 @@ pub struct Settings {
 macro_rules! switches {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
-        ///
-        #[doc = concat!("Environment variable: `", $variable, "`.")]
+        #[doc = concat!("\nEnvironment variable: `", $variable, "`.")]
         pub fn $name(self, on: bool) -> Self {
             self.set($variable, if on { "1" } else { "0" })
         }
@@ -51,8 +50,7 @@ macro_rules! switches {
 macro_rules! numbers {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
-        ///
-        #[doc = concat!("Environment variable: `", $variable, "`.")]
+        #[doc = concat!("\nEnvironment variable: `", $variable, "`.")]
         pub fn $name(self, value: u64) -> Self {
             self.set($variable, value)
         }
@@ -62,8 +60,7 @@ macro_rules! numbers {
 macro_rules! texts {
     ($($(#[$attribute:meta])* $name:ident $variable:literal;)*) => {$(
         $(#[$attribute])*
-        ///
-        #[doc = concat!("Environment variable: `", $variable, "`.")]
+        #[doc = concat!("\nEnvironment variable: `", $variable, "`.")]
         pub fn $name(self, value: &str) -> Self {
             self.set($variable, value)
         }
@@ -82,8 +79,9 @@ impl Settings {
         self.set(name, value)
     }
 
-    /// Sets the time limit for each wait in initialisation, in setup calls (such as allocating,
-    /// freeing or creating a team) and in blocking calls. The default is 60 seconds.
+    /// Sets the time limit for each wait in three kinds of calls: initialisation, setup calls and
+    /// blocking calls. A setup call, for example, allocates memory, frees memory or creates a team.
+    /// The default is 60 seconds.
     ///
     /// A setup call waits first for the streams that use its resources, then for the other PEs at
     /// the rendezvous, and then for NVSHMEM. The rendezvous has its own deadline, which can also
@@ -227,7 +225,8 @@ impl Settings {
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has read different settings in this process.
+    /// Returns an error if NVSHMEM has already read its settings in this process, and `self` would
+    /// change them. NVSHMEM reads its settings only once in a process.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -310,10 +309,9 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The lock for changes of the environment. A thread acquires the lock before it changes the
-/// environment, and holds the lock until it has restored the environment. In between, NVSHMEM reads
-/// the environment during a call. The deadline of this call limits the time for which the lock is
-/// held.
+/// The lock for changes of the environment. A thread acquires the lock, changes the environment,
+/// calls NVSHMEM, restores the environment, and releases the lock. NVSHMEM reads the environment in
+/// this call. The call has a deadline, which limits the time for which the lock is held.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The settings that NVSHMEM has read. NVSHMEM reads its settings only once in a process.

@@ -88,10 +88,10 @@ impl Context {
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// Waits for the default stream and for every stream that has been used with this context. Then
-    /// calls `tell`, which calls NVSHMEM. In this call, NVSHMEM copies data on the default stream,
-    /// and waits for the whole device. If the first wait times out, this function only returns an
-    /// error. A timeout inside NVSHMEM makes the context unusable.
+    /// Calls NVSHMEM through the function `tell`. Before that, waits for the default stream and for
+    /// every stream that has been used with this context. The reason is that NVSHMEM copies data on
+    /// the default stream, and then waits for the whole device. A timeout in this function's own
+    /// wait is only an error, but a timeout inside NVSHMEM makes the context unusable.
     fn init_with(
         &self,
         call: &'static str,

@@ -84,9 +84,9 @@ impl Context {
     /// not be overwritten before the quiet is complete. Later work on `stream` does not wait for
     /// the put.
     ///
-    /// NVSHMEM's own streams wait for the earlier work on `stream`, and NVSHMEM's blocking calls
-    /// wait for NVSHMEM's own streams. If the earlier work on `stream` delays a later blocking call
-    /// beyond the deadline, the context becomes unusable.
+    /// The transfer runs on one of NVSHMEM's own streams, after the earlier work on `stream`.
+    /// NVSHMEM's blocking calls wait for NVSHMEM's own streams, and therefore also for this earlier
+    /// work. If such a wait exceeds the deadline, the context becomes unusable.
     ///
     /// # Errors
     /// [`MisuseKind::Context`] if `stream` is being captured. Other errors are the same as for

@@ -169,11 +169,13 @@ impl Context {
     /// Makes `stream` wait until the first element of this PE's `word` satisfies the comparison
     /// `condition` with `value`. The numbers are compared as unsigned numbers.
     ///
-    /// A stream waits with or without a kernel. On some devices, NVSHMEM waits without a kernel for
-    /// [`Compare::Eq`] and [`Compare::Ge`]. Such a wait compares `Ge` cyclically: a word that is
-    /// 2^63 or more above `value` may not satisfy the comparison. If the word can have such a value
-    /// (for example all bits set), use [`Compare::Gt`]. A wait never ends too early. In all other
-    /// cases, and always for [`wait_until`](Self::wait_until), a kernel makes the comparison.
+    /// Usually a kernel on `stream` makes the comparison. On some devices, the stream itself makes
+    /// the comparisons [`Compare::Eq`] and [`Compare::Ge`], without a kernel. The stream compares
+    /// `Ge` cyclically: if the word is 2^63 or more above `value`, the wait may not end. If the
+    /// word can have such a value (for example all bits set), use [`Compare::Gt`].
+    ///
+    /// A wait never ends too early. For [`wait_until`](Self::wait_until), a kernel always makes the
+    /// comparison.
     ///
     /// # Errors
     /// Returns the same errors as [`signal`](Self::signal).
@@ -218,11 +220,11 @@ impl Context {
         Ok(values[0])
     }
 
-    /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
-    /// completes pending `nbi` transfers, which run on NVSHMEM's own streams.
+    /// Completes, in stream order, the puts and gets that this PE enqueued earlier on `stream`.
+    /// Also makes `stream` wait for pending `nbi` transfers, which run on NVSHMEM's own streams.
     ///
-    /// Exception: an earlier quiet or barrier may already have made a different stream wait for
-    /// `nbi` transfers. This call does not complete these transfers.
+    /// An `nbi` transfer is pending only until the next quiet or barrier on any stream. If that
+    /// call was made on a different stream, `stream` does not wait for the transfer.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

@@ -136,7 +136,7 @@ fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) = ("initialised by other code".to_owned(), "no earlier initialisation".to_owned());
+            let (found, asked) = ("that other code has initialised".to_owned(), "NVSHMEM that is not yet initialised".to_owned());
             let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }

@@ -182,8 +182,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of bytes to a PE, in stream order. A signal to this PE follows the write.
-        /// A quiet completes the write and the signal.
+        /// Starts a write of bytes to a PE, in stream order. NVSHMEM signals the target PE after
+        /// the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_putmem_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -233,8 +233,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 8-bit elements to a PE, in stream order. A signal to this PE follows
-        /// the write. A quiet completes the write and the signal.
+        /// Starts a write of 8-bit elements to a PE, in stream order. NVSHMEM signals the target PE
+        /// after the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put8_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -284,8 +284,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 16-bit elements to a PE, in stream order. A signal to this PE follows
-        /// the write. A quiet completes the write and the signal.
+        /// Starts a write of 16-bit elements to a PE, in stream order. NVSHMEM signals the target
+        /// PE after the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put16_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -335,8 +335,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 32-bit elements to a PE, in stream order. A signal to this PE follows
-        /// the write. A quiet completes the write and the signal.
+        /// Starts a write of 32-bit elements to a PE, in stream order. NVSHMEM signals the target
+        /// PE after the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put32_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -386,8 +386,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 64-bit elements to a PE, in stream order. A signal to this PE follows
-        /// the write. A quiet completes the write and the signal.
+        /// Starts a write of 64-bit elements to a PE, in stream order. NVSHMEM signals the target
+        /// PE after the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put64_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
@@ -441,8 +441,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 128-bit elements to a PE, in stream order. A signal to this PE follows
-        /// the write. A quiet completes the write and the signal.
+        /// Starts a write of 128-bit elements to a PE, in stream order. NVSHMEM signals the target
+        /// PE after the write. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,

@@ -37,7 +37,7 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///
 /// - All handles to a team share one order, which is the order of the calls. Several threads may
 ///   call collectives of a team. NVSHMEM's predefined teams (world, shared, node, same index) all
-///   share one order. The reason is that NVSHMEM implements collectives of all PEs partly as
+///   share one order. The reason is that a collective of the world team may internally run
 ///   collectives of the other predefined teams.
 /// - The stream of the team's last collective is the team's last stream. A collective on another
 ///   stream waits on the device for all earlier work on the last stream. The host waits only while
@@ -49,11 +49,13 @@ use crate::sys::{self, nvshmem_team_config_t, nvshmem_team_t};
 ///   all teams. Only one thread of a process makes a setup call at a time, and other threads wait
 ///   for that call. If the PEs make setup calls in different orders, these PEs wait for each other
 ///   outside of NVSHMEM until the deadline, and then get errors.
-/// - Some calls first wait, within the context's deadline, for the team's last stream: blocking
-///   calls, and calls that NVSHMEM runs on its own stream (allocating, freeing, registering). Calls
-///   that create or destroy a team or finalise NVSHMEM first wait for every stream that has been
-///   used with this context. The reason is that NVSHMEM waits for the whole device in these calls.
-///   If other work on the device waits for a PE beyond the deadline, the context becomes unusable.
+/// - Some calls first wait, within the context's deadline. Blocking calls wait for the team's last
+///   stream. The same is true for calls that NVSHMEM runs on its own stream: those that allocate,
+///   free or register memory. Calls that create or destroy a team, or finalise NVSHMEM, wait for
+///   every stream that has been used with this context. The reason is that NVSHMEM waits for the
+///   whole device in these calls. Other work on the device can therefore delay NVSHMEM, for example
+///   work that waits for another PE. If this delay exceeds the deadline, the context becomes
+///   unusable.
 /// - A graph cannot wait for a stream outside of the graph. If a collective is captured while the
 ///   team's last stream is outside of the graph, the host therefore waits for the last stream.
 ///   While the last stream is being captured, other collectives are refused

@@ -172,7 +172,8 @@ impl Team {
         Self::by_id(&self.comm, call, entered, id, &members, config, identity).map(Some)
     }
 
-    /// Creates a team of `members` by an id. `members` includes this PE.
+    /// Creates a team of `members`, which include this PE. All members pass the same `id`, by which
+    /// NVSHMEM matches their calls.
     fn by_id(
         comm: &Arc<Comm>,
         call: &'static str,
@@ -221,8 +222,10 @@ impl Team {
         }
     }
 
-    /// Returns a number that identifies the next team that will be split from this team. All
-    /// members of this team get the same number.
+    /// Returns a number that identifies a new team, which is being split from this team. The number
+    /// is a hash of this team's identity, a count of the calls of this function, and `salt`. `salt`
+    /// tells apart the teams of one split, and splits with different parameters. All members of
+    /// this team get the same number.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)

@@ -65,7 +65,7 @@ macro_rules! fetching {
         #[doc = concat!("\n# Ordering\n", $order_doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: $bound>(&self, of: SymSlice<T>, $($argument: T,)* pe: u32) -> T {
             match self.word(of, pe, $is_strong) {
@@ -95,7 +95,7 @@ macro_rules! reducing {
         #[doc = concat!("\n# Ordering\n", $order_doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $name<T: KernelInteger>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $is_strong) {
@@ -121,7 +121,7 @@ macro_rules! adding {
         #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) -> T {
             match self.word(of, pe, $strong) {
@@ -137,7 +137,7 @@ macro_rules! adding {
         #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $add<T: KernelAdd>(&self, of: SymSlice<T>, value: T, pe: u32) {
             match self.word(of, pe, $strong) {
@@ -153,7 +153,7 @@ macro_rules! adding {
         #[doc = concat!("\n# Ordering\n", $fetch_doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $fetch_inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) -> T {
             self.$fetch_add(of, T::ONE, pe)
@@ -163,7 +163,7 @@ macro_rules! adding {
         #[doc = concat!("\n# Ordering\n", $doc)]
         ///
         /// # Panics
-        /// If `of` is empty. On a GPU the kernel traps.
+        /// If the slice `of` is empty. On a GPU the kernel traps.
         #[inline(always)]
         pub fn $inc<T: KernelAdd>(&self, of: SymSlice<T>, pe: u32) {
             self.$add(of, T::ONE, pe);
@@ -222,7 +222,7 @@ impl Context {
     /// Acquire: writes that the writer of the value has released are visible after the call.
     ///
     /// # Panics
-    /// If `of` is empty. On a GPU the kernel traps.
+    /// If the slice `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, true) {
@@ -240,7 +240,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// If `of` is empty. On a GPU the kernel traps.
+    /// If the slice `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_fetch_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, pe: u32) -> T {
         match self.word(of, pe, false) {
@@ -258,7 +258,7 @@ impl Context {
     /// Release: a thread that acquires the value sees earlier writes of this thread.
     ///
     /// # Panics
-    /// If `of` is empty. On a GPU the kernel traps.
+    /// If the slice `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, true) {
@@ -276,7 +276,7 @@ impl Context {
     /// Orders nothing.
     ///
     /// # Panics
-    /// If `of` is empty. On a GPU the kernel traps.
+    /// If the slice `of` is empty. On a GPU the kernel traps.
     #[inline(always)]
     pub fn atomic_set_relaxed<T: KernelAtomic>(&self, of: SymSlice<T>, value: T, pe: u32) {
         match self.word(of, pe, false) {

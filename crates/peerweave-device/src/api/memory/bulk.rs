@@ -40,15 +40,16 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parities of the current phases of both barriers. A function that is not inlined
-    /// has a copy of the context, so it returns the new parities. The caller then passes these
-    /// parities to [`Self::set_parity`].
+    /// Returns the parity bits of the two barriers in the lent memory. Bit 0 is for the first
+    /// barrier, and bit 1 for the second. A function that is not inlined changes a copy of the
+    /// context, and returns the new bits. The caller stores these bits in its own context by
+    /// [`Self::set_parity`].
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
     }
 
-    /// Sets the parities of the current phases of both barriers. `parity` is a value that
+    /// Sets the parity bits of the two barriers in the lent memory. `parity` is a value that
     /// [`Self::parity`] has returned.
     #[inline(always)]
     pub(crate) fn set_parity(&mut self, parity: u32) {

@@ -6,8 +6,8 @@ use crate::gpu::{Fence, Sys};
 use peerweave_types::KernelContext;
 
 impl Context {
-    /// Returns whether this PE can reach other PEs over the network. If the result is false, no
-    /// call over the network is outstanding.
+    /// Returns whether this PE can reach other PEs over the network. If not, this PE makes no calls
+    /// over the network, so fences and quiets need not order or complete such calls.
     #[inline(always)]
     pub(crate) fn has_network(&self) -> bool {
         network::available() && self.raw().capabilities & KernelContext::CAN_NETWORK != 0

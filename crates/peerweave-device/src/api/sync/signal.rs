@@ -203,8 +203,8 @@ macro_rules! scoped {
             /// call returns.
             ///
             /// # Ordering
-            /// Release: a waiter that acquires the signal sees the elements, and all earlier writes
-            /// of all threads of the scope.
+            /// Release: a thread that acquires the signal sees the copied elements. The thread also
+            /// sees all writes that the calling threads made before this call.
             #[inline(always)]
             pub fn $put_signal<T: Plain>(
                 &self,
@@ -225,7 +225,7 @@ macro_rules! scoped {
             /// threads of the scope need not call these methods.
             ///
             /// # Ordering
-            /// A waiter that acquires the signal sees the elements.
+            /// A thread that acquires the signal sees the copied elements.
             #[inline(always)]
             pub fn $put_signal_nbi<T: Plain>(
                 &self,

@@ -73,7 +73,7 @@ impl Context {
     /// [`FailureKind::Aborted`](peerweave_types::FailureKind) if another wait on this PE fails.
     ///
     /// # Panics
-    /// If `of` is empty.
+    /// If the slice `of` is empty.
     #[inline(always)]
     pub fn wait_until<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> Result<(), Failed> {
         let look = || T::holds(compare, self.look(of, 0), value).then_some(());
@@ -87,7 +87,7 @@ impl Context {
     /// Acquire, if the result is true.
     ///
     /// # Panics
-    /// If `of` is empty.
+    /// If the slice `of` is empty.
     #[inline(always)]
     pub fn test<T: KernelInteger>(&self, of: SymSlice<T>, compare: Compare, value: T) -> bool {
         T::holds(compare, self.look(of, 0), value)

@@ -49,11 +49,11 @@ pub(crate) struct Meeting {
     rank: u32,
     /// Address of the epoch of this block. The epoch is in memory of this device.
     epoch: u64,
-    /// Address of the word by which this PE announces its arrival. The word is in the heap of the
-    /// member `rank`. 0 if this thread synchronises with no member.
+    /// Address of a word in the heap of the member `rank`. This PE writes the word to announce its
+    /// own arrival. The address is 0 if this thread synchronises with no member.
     theirs: u64,
-    /// Address of the word by which the member `rank` announces its arrival. The word is in this
-    /// PE's heap.
+    /// Address of a word in this PE's heap. The member `rank` writes the word to announce its
+    /// arrival.
     mine: u64,
 }
 

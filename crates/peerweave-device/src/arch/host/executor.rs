@@ -83,9 +83,9 @@ pub trait Executor: Sync {
         false
     }
 
-    /// Executes a call on the emulated network. Returns the previous value of the word for an
-    /// atomic operation that fetches. The results of other calls are unspecified. Called only if
-    /// [`Self::has_network`] returns `true`.
+    /// Executes a call on the emulated network. If the call is a fetching atomic operation, returns
+    /// the previous value of the word. For every other call, the result is unspecified. Called only
+    /// if [`Self::has_network`] returns `true`.
     fn network(&self, call: Call) -> u64 {
         panic!("the executor of this kernel emulates no network, so it cannot execute {call:?}")
     }

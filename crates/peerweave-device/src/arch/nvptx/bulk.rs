@@ -184,8 +184,9 @@ pub fn commit() {
     }
 }
 
-/// Waits until the sources of this thread's groups of bulk stores have been read, except for the
-/// newest `PENDING` groups. After the call, the shared memory of these sources can be reused.
+/// Waits until the bulk stores of this thread have read their sources. The wait ignores the newest
+/// `PENDING` groups of bulk stores. After the call, the shared memory from which the other groups
+/// store can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]
@@ -196,8 +197,8 @@ pub fn wait_read<const PENDING: usize>() {
     }
 }
 
-/// Waits until all groups of this thread are complete. After the call, the writes of these groups
-/// are ordered like writes of this thread.
+/// Waits until all bulk stores that this thread has committed are complete. After the call, these
+/// bulk stores are ordered like ordinary writes of this thread.
 #[inline(always)]
 pub fn wait_written() {
     #[cfg(target_feature = "sm_90")]

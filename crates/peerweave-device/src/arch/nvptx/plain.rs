@@ -47,7 +47,7 @@ macro_rules! vector_access {
 vector_access!(load_vector_global "ld.global.v2.b64", store_vector_global "st.global.v2.b64", "global memory");
 vector_access!(load_vector_generic "ld.v2.b64", store_vector_generic "st.v2.b64", "memory of any kind");
 vector_access!(load_vector_relaxed "ld.relaxed.sys.global.v2.b64", store_vector_relaxed "st.relaxed.sys.global.v2.b64",
-    "global memory, each half by one access of system scope");
+    "global memory, by two relaxed 8-byte accesses of system scope");
 
 /// An integer of 1, 2, 4 or 8 bytes, the unit in which copies access memory. The `strong` methods
 /// make relaxed accesses of system scope; the other methods make weak accesses.

@@ -125,7 +125,8 @@ pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64
 pub(super) type CallWords = [u64; 5];
 
 impl Run<'_> {
-    /// Returns the words of this rank's call. All ranks must have the same words.
+    /// Returns the parameters of this rank's call, encoded in words. If the words of two ranks
+    /// differ, the call is an error.
     #[inline]
     pub(super) fn call_words(&self) -> CallWords {
         let op = self.op;
