@@ -95,8 +95,8 @@ impl RouteTable {
         Some(rows)
     }
 
-    /// Returns a row of this table for an algorithm, a number of ranks and a size. A tuned table
-    /// takes its launch shape from this row.
+    /// Returns the row of this table that has the launch shape for an algorithm, a number of ranks
+    /// and a size. Tuning copies this launch shape to the new table.
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);

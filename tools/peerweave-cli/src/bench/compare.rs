@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn results_from_separate_processes_have_a_table_column() {
+    fn contender_in_separate_processes_gets_one_table_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };
