@@ -32,8 +32,8 @@ impl Batch {
         self.first + index as u64 * self.step
     }
 
-    /// Calls a function for each line of the batch. The argument is the index of the line within the
-    /// batch.
+    /// Calls a function for each line of the batch. The argument is the index of the line within
+    /// the batch.
     #[inline(always)]
     pub(crate) fn each(self, mut with: impl FnMut(usize)) {
         for index in 0..BATCH {

@@ -19,9 +19,17 @@ impl Log {
         Self { path, file: OnceLock::new() }
     }
 
-    /// Writes a line that begins with the process ID.
+    /// Writes a line that begins with the process ID. Ends the process if the file cannot be
+    /// opened.
     pub fn line(&self, text: &str) {
-        let open = || OpenOptions::new().create(true).append(true).open((self.path)()?).ok();
+        let open = || {
+            let path = (self.path)()?;
+            let file = OpenOptions::new().create(true).append(true).open(&path).unwrap_or_else(|error| {
+                eprintln!("the log {path} of a fake cannot be opened: {error}");
+                std::process::abort();
+            });
+            Some(file)
+        };
         if let Some(mut file) = self.file.get_or_init(open).as_ref() {
             let _ = file.write_all(format!("{} {text}\n", std::process::id()).as_bytes());
         }

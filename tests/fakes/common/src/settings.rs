@@ -5,9 +5,10 @@
 
 use std::collections::HashMap;
 use std::str::FromStr;
+use std::time::Duration;
 
 /// One rule for a function: an optional rank or PE, an optional number of the call, and an optional
-/// parameter.
+/// parameter, which is a number or a delay.
 #[derive(Clone, Debug)]
 pub struct Rule {
     /// The rank or PE whose calls are counted; `None` for all.
@@ -16,10 +17,41 @@ pub struct Rule {
     pub nth: Option<u64>,
     /// The parameter: a result code, or milliseconds.
     pub number: Option<i64>,
+    /// The parameter, if it ends with `ms`.
+    pub delay: Option<Duration>,
 }
 
 /// The rules of each function.
 pub type Rules = HashMap<String, Vec<Rule>>;
+
+/// Parses `function[@place][:nth][=number],...`. A number that ends with `ms` is a delay. `known`
+/// returns whether a function exists.
+///
+/// # Errors
+/// The first invalid rule.
+pub fn parse_rules(text: &str, known: impl Fn(&str) -> bool) -> Result<Rules, &str> {
+    let mut all = Rules::new();
+    for text in text.split(',').map(str::trim).filter(|text| !text.is_empty()) {
+        let (left, value) = text.split_once('=').map_or((text, None), |(left, value)| (left, Some(value)));
+        let (left, nth) = left.split_once(':').map_or((left, None), |(left, nth)| (left, Some(nth)));
+        let (function, place) = left.split_once('@').map_or((left, None), |(left, place)| (left, Some(place)));
+        let (number, delay) = match value.and_then(|value| value.strip_suffix("ms")) {
+            Some(delay) => (None, Some(Duration::from_millis(parsed(delay).ok_or(text)?))),
+            None => (value.map(|value| parsed(value).ok_or(text)).transpose()?, None),
+        };
+        if !known(function) {
+            return Err(text);
+        }
+        let nth = nth.filter(|nth| *nth != "*").map(|nth| parsed(nth).ok_or(text)).transpose()?;
+        let place = place.map(|place| parsed(place).ok_or(text)).transpose()?;
+        all.entry(function.to_owned()).or_default().push(Rule { place, nth, number, delay });
+    }
+    Ok(all)
+}
+
+fn parsed<T: FromStr>(text: &str) -> Option<T> {
+    text.trim().parse().ok()
+}
 
 /// The variables of one fake.
 #[derive(Clone, Copy, Debug)]
@@ -51,26 +83,25 @@ impl Variables {
         }
     }
 
-    /// Parses the number or version in the text of a variable. Invalid text ends the process.
-    pub fn number<T: FromStr>(&self, name: &str, text: &str) -> T {
-        text.trim().parse().unwrap_or_else(|_| self.bad(name, text))
+    /// Parses the number or version in a variable; returns `None` if the variable is unset. Invalid
+    /// text ends the process.
+    pub fn number<T: FromStr>(&self, name: &str) -> Option<T> {
+        self.get(name).map(|text| self.parse(name, &text))
     }
 
-    /// Parses `function[@place][:nth][=number],...`; `known` returns whether a function exists.
+    /// Parses a number or version that is part of a variable. Invalid text ends the process.
+    pub fn parse<T: FromStr>(&self, name: &str, text: &str) -> T {
+        parsed(text).unwrap_or_else(|| self.bad(name, text))
+    }
+
+    /// Parses the rules in a variable, as [`parse_rules`] does. Ends the process if a rule is
+    /// invalid or has a delay.
     pub fn rules(&self, name: &str, known: fn(&str) -> bool) -> Rules {
-        let mut all = Rules::new();
-        for text in self.get(name).unwrap_or_default().split(',').map(str::trim).filter(|text| !text.is_empty()) {
-            let (left, value) = text.split_once('=').map_or((text, None), |(left, value)| (left, Some(value)));
-            let (left, nth) = left.split_once(':').map_or((left, None), |(left, nth)| (left, Some(nth)));
-            let (function, place) = left.split_once('@').map_or((left, None), |(left, place)| (left, Some(place)));
-            if !known(function) {
-                self.bad(name, text);
-            }
-            let nth = nth.filter(|nth| *nth != "*").map(|nth| self.number(name, nth));
-            let place = place.map(|place| self.number(name, place));
-            let number = value.map(|value| self.number(name, value));
-            all.entry(function.to_owned()).or_default().push(Rule { place, nth, number });
+        let text = self.get(name).unwrap_or_default();
+        let rules = parse_rules(&text, known).unwrap_or_else(|invalid| self.bad(name, invalid));
+        match rules.values().flatten().any(|rule| rule.delay.is_some()) {
+            true => self.bad(name, &text),
+            false => rules,
         }
-        all
     }
 }

@@ -60,14 +60,14 @@ fn read() -> Settings {
     let flag = |name| VARIABLES.flag(name);
     let (fail, stuck, async_error, slow) = (rules("FAIL"), rules("STUCK"), rules("ASYNC_ERROR"), rules("SLOW"));
     Settings {
-        version: variable("VERSION").map_or(NEWEST, |text| VARIABLES.number("VERSION", &text)),
+        version: VARIABLES.number("VERSION").unwrap_or(NEWEST),
         any_rule: [&fail, &stuck, &async_error, &slow].iter().any(|rules| !rules.is_empty()),
         fail,
         stuck,
         async_error,
         slow,
-        init_stuck: variable("INIT_STUCK").map(|text| (text != "*").then(|| VARIABLES.number("INIT_STUCK", &text))),
-        init_slow_ms: variable("INIT_SLOW").map_or(0, |text| VARIABLES.number("INIT_SLOW", &text)),
+        init_stuck: variable("INIT_STUCK").map(|text| (text != "*").then(|| VARIABLES.parse("INIT_STUCK", &text))),
+        init_slow_ms: VARIABLES.number("INIT_SLOW").unwrap_or(0),
         null_window: flag("NULL_WINDOW"),
         multimem: flag("MULTIMEM"),
         noop: match variable("NOOP").as_deref() {

@@ -55,9 +55,9 @@ fn read() -> Settings {
     let rules = |name| VARIABLES.rules(name, version::known);
     let flag = |name| VARIABLES.flag(name);
     let (fail, stuck, abort, slow, full) = (rules("FAIL"), rules("STUCK"), rules("ABORT"), rules("SLOW"), rules("FULL"));
-    let milliseconds = |name, or| Duration::from_millis(variable(name).map_or(or, |text| VARIABLES.number(name, &text)));
+    let milliseconds = |name, or| Duration::from_millis(VARIABLES.number(name).unwrap_or(or));
     Settings {
-        version: variable("VERSION").map_or(version::NEWEST, |text| VARIABLES.number("VERSION", &text)),
+        version: VARIABLES.number("VERSION").unwrap_or(version::NEWEST),
         any_rule: [&fail, &stuck, &abort, &slow, &full].iter().any(|rules| !rules.is_empty()),
         fail,
         stuck,
@@ -67,7 +67,7 @@ fn read() -> Settings {
         wait: milliseconds("WAIT_MS", 30_000),
         nbi_delay: milliseconds("NBI_DELAY_MS", 2),
         network_delay: milliseconds("NETWORK_DELAY_MS", 2),
-        heap_bytes: variable("HEAP_BYTES").map(|text| VARIABLES.number("HEAP_BYTES", &text)),
+        heap_bytes: VARIABLES.number("HEAP_BYTES"),
         share_gpu: flag("SHARE_GPU"),
         multicast: flag("MULTICAST"),
         atomics: flag("ATOMICS"),

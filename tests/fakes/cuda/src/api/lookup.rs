@@ -5,7 +5,7 @@ use core::ffi::{c_char, c_int};
 
 use super::{devices, memory, streams};
 use crate::abi::{Code, In, Out, Result};
-use crate::calls::settings::{setting, variable};
+use crate::calls::settings::{VARIABLES, variable};
 use crate::calls::{Symbol, exports};
 use crate::machine::features::version as driver_version;
 
@@ -42,7 +42,7 @@ const SYMBOL_NOT_FOUND: c_int = 1;
 const VERSION_NOT_SUFFICIENT: c_int = 2;
 
 fn is_missing(name: &str) -> bool {
-    setting(variable::MISSING).is_some_and(|names| names.split(',').any(|missing| missing.trim() == name))
+    VARIABLES.get(variable::MISSING).is_some_and(|names| names.split(',').any(|missing| missing.trim() == name))
 }
 
 /// Returns the newest form of a function for a program of `version`: `cuMemAlloc` is found as

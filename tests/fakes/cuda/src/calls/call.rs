@@ -1,11 +1,16 @@
-//! Wraps every exported function.
+//! Wraps every exported function, and writes the log: one line for each call, and one for each
+//! failed call.
 
 use core::cell::Cell;
 use core::ffi::c_int;
 
+use peerweave_fake_common::Log;
+
 use super::faults::{Fate, ordered};
-use super::log::log;
+use super::settings::{VARIABLES, variable};
 use crate::abi::{Code, Result};
+
+static LOG: Log = Log::new(|| VARIABLES.get(variable::LOG));
 
 thread_local! {
     static IN_HOST_FUNCTION: Cell<bool> = const { Cell::new(false) };
@@ -22,7 +27,7 @@ pub(crate) fn as_host_function<T>(run: impl FnOnce() -> T) -> T {
 
 /// Wraps the body of every exported function.
 pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
-    log(name);
+    LOG.line(name);
     let code = match ordered(name) {
         Some(Fate::Fails(code)) => Some(code),
         Some(Fate::Late(time)) => {
@@ -39,7 +44,7 @@ pub(crate) fn call(name: &'static str, body: impl FnOnce() -> Result) -> c_int {
     match result {
         Ok(()) => 0,
         Err(Code(code)) => {
-            log(&format!("{name} = {code}"));
+            LOG.line(&format!("{name} = {code}"));
             code
         }
     }

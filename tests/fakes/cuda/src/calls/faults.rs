@@ -1,12 +1,14 @@
-//! Injected faults: which call of a function fails or is delayed.
+//! Injected faults: which call of a function fails or is delayed. Crate `peerweave_fake_common`
+//! counts the calls.
 
 use core::ffi::{c_char, c_int};
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, OnceLock};
+use std::sync::{LazyLock, Mutex};
 use std::time::Duration;
 
-use super::settings::{setting, variable};
+use peerweave_fake_common::{Rule, Rules, hit, parse_rules};
+
+use super::settings::{VARIABLES, variable};
 use crate::abi::{Code, In};
 use crate::sync::lock;
 
@@ -19,70 +21,41 @@ pub(super) enum Fate {
     Late(Duration),
 }
 
-/// One injected fault: which calls of a function it affects, and their outcome.
-#[derive(Clone, Copy, Debug, PartialEq)]
-struct Order {
-    /// The number of the call, from 1; `None` means every call.
-    nth: Option<u64>,
-    fate: Fate,
-}
-
-#[derive(Default)]
-struct Orders {
-    by_name: HashMap<String, Vec<Order>>,
-    counts: HashMap<String, u64>,
-}
-
-impl Orders {
-    /// Parses `name:nth=code,name:*=code`; `100ms` instead of a code delays the call.
-    fn parse(text: &str) -> core::result::Result<Orders, String> {
-        let mut orders = Orders::default();
-        for item in text.split(',').map(str::trim).filter(|item| !item.is_empty()) {
-            let read = || -> Option<(String, Order)> {
-                let (name, rest) = item.split_once(':')?;
-                let (nth, code) = rest.split_once('=')?;
-                let nth = if nth == "*" { None } else { Some(nth.parse().ok()?) };
-                let fate = match code.strip_suffix("ms") {
-                    Some(milliseconds) => Fate::Late(Duration::from_millis(milliseconds.parse().ok()?)),
-                    None => Fate::Fails(Code(code.parse().ok()?)),
-                };
-                Some((name.to_owned(), Order { nth, fate }))
-            };
-            let (name, order) = read().ok_or_else(|| format!("{item:?} does not have the form function:nth=code"))?;
-            orders.by_name.entry(name).or_default().push(order);
-        }
-        Ok(orders)
-    }
-
-    fn next(&mut self, name: &str) -> Option<Fate> {
-        let orders = self.by_name.get(name)?;
-        let count = self.counts.entry(name.to_owned()).or_default();
-        *count += 1;
-        orders.iter().find(|order| order.nth.is_none_or(|nth| nth == *count)).map(|order| order.fate)
-    }
-}
-
-static ORDERS: OnceLock<Mutex<Orders>> = OnceLock::new();
+/// The rules that apply now. They live as long as the process, because [`hit`] counts the calls of
+/// each rule by its address.
+static RULES: LazyLock<Mutex<&'static Rules>> = LazyLock::new(|| {
+    let text = VARIABLES.get(variable::FAIL).unwrap_or_default();
+    let rules = parse(&text).unwrap_or_else(|invalid| VARIABLES.bad(variable::FAIL, invalid));
+    ANY_RULE.store(!rules.is_empty(), Ordering::Release);
+    Mutex::new(rules)
+});
 
 /// Whether a fault was ever injected; if not, the lock is not acquired.
-static ORDERED: AtomicBool = AtomicBool::new(false);
+static ANY_RULE: AtomicBool = AtomicBool::new(false);
 
-fn orders() -> &'static Mutex<Orders> {
-    ORDERS.get_or_init(|| {
-        let text = setting(variable::FAIL).unwrap_or_default();
-        let orders = Orders::parse(&text).unwrap_or_else(|error| panic!("{}: {error}", variable::FAIL));
-        ORDERED.store(!orders.by_name.is_empty(), Ordering::Release);
-        Mutex::new(orders)
-    })
+/// Parses `function:nth=code,...`; `100ms` instead of a code delays the call. Returns an invalid
+/// rule as the error.
+fn parse(text: &str) -> core::result::Result<&'static Rules, &str> {
+    let rules = parse_rules(text, |_| true)?;
+    match rules.values().flatten().all(|rule| rule.place.is_none() && fate(rule).is_some()) {
+        true => Ok(Box::leak(Box::new(rules))),
+        false => Err(text),
+    }
+}
+
+fn fate(rule: &Rule) -> Option<Fate> {
+    let code = || rule.number.and_then(|number| number.try_into().ok());
+    rule.delay.map(Fate::Late).or_else(|| code().map(|code| Fate::Fails(Code(code))))
 }
 
 /// Counts a call of the function, and returns the fault that is injected into the call.
 pub(super) fn ordered(name: &str) -> Option<Fate> {
-    let orders = orders();
-    if !ORDERED.load(Ordering::Acquire) {
+    LazyLock::force(&RULES);
+    if !ANY_RULE.load(Ordering::Acquire) {
         return None;
     }
-    lock(orders).next(name)
+    let rules = *lock(&RULES);
+    hit(rules, name, None).and_then(fate)
 }
 
 /// Fake only: replaces the injected faults by those of the text, and counts calls from 1 again.
@@ -91,11 +64,11 @@ pub(super) fn ordered(name: &str) -> Option<Fate> {
 #[unsafe(no_mangle)]
 extern "C" fn peerweave_fake_cuda_fail(text: In<c_char>) -> c_int {
     let Ok(text) = text.text() else { return Code::INVALID_VALUE.0 };
-    match Orders::parse(&text) {
+    match parse(&text) {
         Ok(new) => {
-            let mut orders = lock(orders());
-            ORDERED.store(true, Ordering::Release);
-            *orders = new;
+            let mut rules = lock(&RULES);
+            ANY_RULE.store(true, Ordering::Release);
+            *rules = new;
             0
         }
         Err(_) => Code::INVALID_VALUE.0,
@@ -108,21 +81,24 @@ mod tests {
 
     #[test]
     fn injected_fault_fails_only_the_chosen_call() {
-        let mut orders = Orders::parse("cuMemCreate:2=2, cuMemMap:*=999").expect("the list of faults is valid");
-        assert_eq!(orders.next("cuMemCreate"), None);
-        assert_eq!(orders.next("cuMemCreate"), Some(Fate::Fails(Code(2))));
-        assert_eq!(orders.next("cuMemCreate"), None);
-        assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
-        assert_eq!(orders.next("cuMemMap"), Some(Fate::Fails(Code(999))));
-        assert_eq!(orders.next("cuInit"), None);
-        let mut orders = Orders::parse("cuMemMap:1=20ms").expect("the list of faults is valid");
-        assert_eq!(orders.next("cuMemMap"), Some(Fate::Late(Duration::from_millis(20))));
+        let rules = parse("cuMemCreate:2=2, cuMemMap:*=999").expect("the list of faults is valid");
+        let next = |name: &str| hit(rules, name, None).and_then(fate);
+        assert_eq!(next("cuMemCreate"), None);
+        assert_eq!(next("cuMemCreate"), Some(Fate::Fails(Code(2))));
+        assert_eq!(next("cuMemCreate"), None);
+        assert_eq!(next("cuMemMap"), Some(Fate::Fails(Code(999))));
+        assert_eq!(next("cuMemMap"), Some(Fate::Fails(Code(999))));
+        assert_eq!(next("cuInit"), None);
+        let rules = parse("cuMemMap:1=20ms").expect("the list of faults is valid");
+        assert_eq!(hit(rules, "cuMemMap", None).and_then(fate), Some(Fate::Late(Duration::from_millis(20))));
     }
 
     #[test]
     fn misspelled_fault_setting_is_refused() {
-        for text in ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom", "cuMemCreate:1=ms"] {
-            assert!(Orders::parse(text).is_err(), "{text}");
+        for text in
+            ["cuMemCreate", "cuMemCreate:2", "cuMemCreate:x=2", "cuMemCreate:1=oom", "cuMemCreate:1=ms", "cuMemCreate@0=2"]
+        {
+            assert!(parse(text).is_err(), "{text}");
         }
     }
 }

@@ -4,7 +4,6 @@
 mod call;
 mod exports;
 mod faults;
-mod log;
 pub(crate) mod settings;
 
 pub(crate) use call::{as_host_function, call};

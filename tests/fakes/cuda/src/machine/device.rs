@@ -5,7 +5,7 @@ use std::sync::Mutex;
 
 use super::pool::{POOLS, Pool};
 use crate::abi::{Code, Result, Uuid};
-use crate::calls::settings::{self, variable};
+use crate::calls::settings::{VARIABLES, variable};
 use crate::os::arena::Arena;
 use crate::sync::lock;
 
@@ -33,7 +33,7 @@ pub(crate) struct Primary {
 
 impl Device {
     pub(crate) fn new(ordinal: usize, slot: usize) -> Device {
-        let total_bytes = settings::number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
+        let total_bytes = VARIABLES.number(variable::MEMORY_BYTES).unwrap_or(4 << 30);
         let default_pool = POOLS.add(Pool::new(ordinal, true));
         Device {
             ordinal,

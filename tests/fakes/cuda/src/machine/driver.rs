@@ -5,7 +5,7 @@ use std::sync::OnceLock;
 
 use super::device::Device;
 use crate::abi::{Code, Result};
-use crate::calls::settings::{self, variable};
+use crate::calls::settings::{self, VARIABLES, variable};
 
 /// The devices and their peers.
 pub(crate) struct Driver {
@@ -65,7 +65,7 @@ impl Driver {
 /// Returns the devices of the machine that this process sees, in order: all devices, or those of
 /// `CUDA_VISIBLE_DEVICES` up to the first invalid number.
 fn visible_slots() -> Vec<usize> {
-    let count = settings::number(variable::DEVICES).unwrap_or(8) as usize;
+    let count: usize = VARIABLES.number(variable::DEVICES).unwrap_or(8);
     match std::env::var("CUDA_VISIBLE_DEVICES") {
         Err(_) => (0..count).collect(),
         Ok(list) => list.split(',').map_while(|slot| slot.trim().parse::<usize>().ok().filter(|slot| *slot < count)).collect(),

@@ -10,14 +10,14 @@ use std::time::{Duration, Instant};
 use super::binding::{BINDING_WORDS, Binding};
 use super::physical::Physical;
 use crate::abi::{Code, Result};
-use crate::calls::settings;
+use crate::calls::settings::{VARIABLES, variable};
 use crate::os::{files, mapping};
 use crate::sync::lock;
 
 /// Returns how long binding and mapping wait for devices that other processes must still add. A
 /// real driver waits forever.
 fn wait_for_team() -> Duration {
-    Duration::from_millis(settings::number(settings::variable::TEAM_WAIT_MS).unwrap_or(2000))
+    Duration::from_millis(VARIABLES.number(variable::TEAM_WAIT_MS).unwrap_or(2000))
 }
 
 /// The size of the table: a header of words, then bindings.

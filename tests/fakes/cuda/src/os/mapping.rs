@@ -5,7 +5,7 @@ use core::ffi::c_void;
 use std::os::fd::{AsRawFd, OwnedFd};
 
 use crate::abi::{Code, Result};
-use crate::calls::settings::{self, variable};
+use crate::calls::settings::{VARIABLES, variable};
 
 /// Page size in bytes.
 pub(crate) const PAGE_BYTES: u64 = 4096;
@@ -78,7 +78,7 @@ pub(crate) fn unmap(address: u64, length_bytes: u64) {
 
 /// Fills new memory with the poison value: all of a small piece, both ends of a large one.
 pub(crate) fn poison(address: u64, length_bytes: u64) {
-    if settings::switch(variable::NO_POISON) {
+    if VARIABLES.flag(variable::NO_POISON) {
         return;
     }
     const WHOLE: u64 = 16 << 20;

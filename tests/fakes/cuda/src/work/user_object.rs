@@ -7,7 +7,8 @@ use std::thread;
 use std::time::Duration;
 
 use crate::abi::{Code, Result};
-use crate::calls::{as_host_function, settings};
+use crate::calls::as_host_function;
+use crate::calls::settings::{VARIABLES, variable};
 use crate::sync::lock;
 use crate::table::Table;
 
@@ -57,7 +58,7 @@ impl UserObject {
         drop(references);
         USER_OBJECTS.remove(self.handle);
         let (destroy, data) = (self.destroy, self.data);
-        let delay = Duration::from_millis(settings::number(settings::variable::DESTROY_MS).unwrap_or(0));
+        let delay = Duration::from_millis(VARIABLES.number(variable::DESTROY_MS).unwrap_or(0));
         let run = move || {
             thread::sleep(delay);
             // SAFETY: the caller promised that the destructor may be called with this data on any

@@ -5,14 +5,14 @@ use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 
 use crate::abi::{Code, CuMemHandle, CuPtr, Handle64, In, Out, Result};
 use crate::calls::exports;
-use crate::calls::settings::{setting, variable};
+use crate::calls::settings::{VARIABLES, variable};
 use crate::machine::features::fabric_supported;
 use crate::memory::allocation::{Allocation, FABRIC, POSIX_FD, available, find, publish};
 use crate::memory::physical::Physical;
 use crate::os::{ProcessFile, files};
 
 fn export_fabric(physical: &Physical) -> Result<Handle64> {
-    let directory = setting(variable::FABRIC_DIR).ok_or(Code::NOT_SUPPORTED)?;
+    let directory = VARIABLES.get(variable::FABRIC_DIR).ok_or(Code::NOT_SUPPORTED)?;
     let ProcessFile { pid, start, fd } = ProcessFile::of_this_process(physical.file.as_raw_fd())?;
     let text = format!("{pid} {start} {fd}");
     std::fs::write(format!("{directory}/{:016x}", physical.number), text).map_err(|_| Code::OPERATING_SYSTEM)?;
@@ -23,7 +23,7 @@ fn export_fabric(physical: &Physical) -> Result<Handle64> {
 }
 
 fn open_fabric(handle: &Handle64) -> Result<OwnedFd> {
-    let directory = setting(variable::FABRIC_DIR).ok_or(Code::NOT_SUPPORTED)?;
+    let directory = VARIABLES.get(variable::FABRIC_DIR).ok_or(Code::NOT_SUPPORTED)?;
     let number = handle.bytes[8..16].try_into().map(u64::from_le_bytes).map_err(|_| Code::INVALID_VALUE)?;
     if &handle.bytes[..8] != b"pwfabric" {
         return Err(Code::INVALID_VALUE);
