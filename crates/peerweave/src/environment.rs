@@ -1,7 +1,7 @@
 //! Settings of a world from environment variables. `peerweave-bootstrap` reads the variables of
 //! launchers.
 
-use peerweave_bootstrap::env::warn;
+use peerweave_bootstrap::env::{parse_bytes, warn};
 use peerweave_bootstrap::{BootstrapError, Job};
 use peerweave_core::{Error, Misuse, MisuseKind};
 use std::sync::Once;
@@ -229,15 +229,8 @@ fn seconds(text: &str) -> Option<Duration> {
 }
 
 fn bytes(text: &str) -> Option<usize> {
-    let (digits, shift) = match text.char_indices().last()? {
-        (at, 'K' | 'k') => (&text[..at], 10),
-        (at, 'M' | 'm') => (&text[..at], 20),
-        (at, 'G' | 'g') => (&text[..at], 30),
-        (at, 'T' | 't') => (&text[..at], 40),
-        _ => (text, 0),
-    };
-    let bytes = digits.parse::<usize>().ok()?.checked_mul(1 << shift)?;
-    (bytes > 0).then_some(bytes)
+    let bytes = parse_bytes(text).ok().and_then(|bytes| usize::try_from(bytes).ok());
+    bytes.filter(|&bytes| bytes > 0)
 }
 
 #[cfg(test)]

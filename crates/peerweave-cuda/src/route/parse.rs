@@ -13,6 +13,7 @@
 
 use std::path::Path;
 
+use peerweave_bootstrap::env::parse_bytes;
 use peerweave_collectives::MAX_RANKS;
 
 use super::Provider;
@@ -144,16 +145,10 @@ fn is_arch(word: &str) -> bool {
 /// Parses a size in bytes, such as `64K`. Returns [`u64::MAX`] for `rest`.
 fn bytes(word: &str) -> Result<u64, String> {
     let refused = || format!("{word:?} is not a size, expected a number of bytes, such as 100, 64K or 16M, or the word rest");
-    let (digits, shift) = match word.as_bytes().last() {
-        _ if word == "rest" => return Ok(u64::MAX),
-        Some(b'K') => (&word[..word.len() - 1], 10),
-        Some(b'M') => (&word[..word.len() - 1], 20),
-        Some(b'G') => (&word[..word.len() - 1], 30),
-        _ => (word, 0),
-    };
-    let is_number = !digits.is_empty() && digits.bytes().all(|byte| byte.is_ascii_digit());
-    let value = digits.parse::<u64>().ok().filter(|_| is_number).and_then(|value| value.checked_mul(1 << shift));
-    value.ok_or_else(refused)
+    match word {
+        "rest" => Ok(u64::MAX),
+        _ => parse_bytes(word).map_err(|_| refused()),
+    }
 }
 
 fn ranks(word: &str) -> Result<(u32, u32), String> {

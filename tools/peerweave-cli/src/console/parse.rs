@@ -5,8 +5,9 @@
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// Parses a number of bytes: digits, then an optional suffix, then optionally `B` or `iB`. The
-/// suffixes `K`, `M`, `G` and `T`, in upper or lower case, are powers of 1024.
+use peerweave_bootstrap::env::{NotBytes, parse_bytes};
+
+/// Parses a number of bytes, as [`parse_bytes`] does.
 ///
 /// # Errors
 /// The text is not valid. The message quotes the text and describes the expected form.
@@ -18,23 +19,14 @@ use std::time::Duration;
 /// assert!(parse_size("64X").is_err());
 /// ```
 pub fn parse_size(text: &str) -> Result<usize, String> {
-    let wrong =
-        || format!("{text:?} is not a valid size, expected an integer with an optional K, M, G or T, such as 8, 1K or 64M");
-    let digits_end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
-    let (digits, unit) = text.split_at(digits_end);
-    let shift = match unit.to_ascii_lowercase().as_str() {
-        "" | "b" => 0,
-        "k" | "kb" | "kib" => 10,
-        "m" | "mb" | "mib" => 20,
-        "g" | "gb" | "gib" => 30,
-        "t" | "tb" | "tib" => 40,
-        _ => return Err(wrong()),
-    };
-    if digits.is_empty() {
-        return Err(wrong());
-    }
-    let number: usize = digits.parse().map_err(|_| format!("{text:?} is more bytes than this machine can address"))?;
-    number.checked_mul(1 << shift).ok_or_else(|| format!("{text:?} is more bytes than this machine can address"))
+    let too_large = || format!("{text:?} is more bytes than this machine can address");
+    let bytes = parse_bytes(text).map_err(|error| match error {
+        NotBytes::Form => {
+            format!("{text:?} is not a valid size, expected an integer with an optional K, M, G or T, such as 8, 1K or 64M")
+        }
+        NotBytes::Range => too_large(),
+    })?;
+    usize::try_from(bytes).map_err(|_| too_large())
 }
 
 /// Formats a number of bytes in the shortest form that [`parse_size`] accepts.

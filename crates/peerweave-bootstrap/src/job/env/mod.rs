@@ -22,10 +22,13 @@ pub mod names;
 mod mpich;
 mod open_mpi;
 mod ours;
+mod size;
 mod slurm;
 #[cfg(target_os = "linux")]
 pub(crate) mod starter;
 mod torchrun;
+
+pub use size::{NotBytes, parse_bytes};
 
 /// A source of environment variables. Every `Fn(&str) -> Option<String>` implements this trait, so
 /// tests do not need the process environment.
