@@ -124,12 +124,17 @@ fn is_shipped(file: &File) -> bool {
         && file.path.ends_with(".rs")
 }
 
-/// Returns the doc comments of a library or a command, each with the first line of code after it.
+/// Returns the doc comments of a library or a command, each with the first line of code after it. A
+/// doc comment includes the lines that a macro adds by an attribute `doc`, as written.
 pub(crate) fn doc_comments(file: &File) -> Vec<Block> {
     if !is_shipped(file) {
         return Vec::new();
     }
-    let marker = |line: &str| ["///", "//!"].into_iter().find(|marker| line.trim_start().starts_with(marker));
+    let marker = |line: &str| match line.trim_start() {
+        line if line.starts_with("//!") => Some("//!"),
+        line if line.starts_with("///") || line.starts_with("#[doc = concat!(") => Some("///"),
+        _ => None,
+    };
     let lines: Vec<&str> = file.text.lines().collect();
     let mut blocks = Vec::new();
     let mut at = 0;
@@ -144,7 +149,7 @@ pub(crate) fn doc_comments(file: &File) -> Vec<Block> {
         }
         let is_code = |line: &&&str| !line.trim().is_empty() && !line.trim_start().starts_with(['#', '/']);
         let code = lines[at..].iter().find(is_code).map_or("", |line| line.trim());
-        let comment = lines[first..at].iter().map(|line| line.trim_start()[kind.len()..].trim()).collect::<Vec<_>>();
+        let comment = lines[first..at].iter().map(|line| line.trim().trim_start_matches(kind).trim()).collect::<Vec<_>>();
         blocks.push(Block { line: first + 1, text: format!("{}\n    => {code}", comment.join("\n")) });
     }
     blocks
@@ -280,10 +285,17 @@ mod tests {
 
     #[test]
     fn extracted_doc_comment_includes_the_next_line_of_code() {
-        let text = "//! A file.\n\n/// One\n/// two.\n#[inline]\npub fn f() {}\n// Not documentation.\n";
+        let text = concat!(
+            "//! A file.\n\n/// One\n/// two.\n#[inline]\npub fn f() {}\n// Not documentation.\n",
+            "#[doc = concat!(\"Returns \", $what, \".\")]\n/// Always.\nfn $g() {}\n",
+        );
         let file = File { path: "crates/a/src/lib.rs".to_owned(), text: text.to_owned() };
         let found: Vec<_> = doc_comments(&file).into_iter().map(|Block { line, text }| (line, text)).collect();
-        let expected = [(1, "A file.\n    => pub fn f() {}"), (3, "One\ntwo.\n    => pub fn f() {}")];
+        let expected = [
+            (1, "A file.\n    => pub fn f() {}"),
+            (3, "One\ntwo.\n    => pub fn f() {}"),
+            (8, "#[doc = concat!(\"Returns \", $what, \".\")]\nAlways.\n    => fn $g() {}"),
+        ];
         assert_eq!(found, expected.map(|(line, text)| (line, text.to_owned())));
     }
 
