@@ -237,7 +237,7 @@ pub enum ProtocolError {
     /// The length prefix is 0 or exceeds the maximum length of a frame.
     #[error("a frame has {len_bytes} bytes, expected 1 to {MAX_FRAME_LEN_BYTES}")]
     FrameLength {
-        /// The length in the prefix.
+        /// The received length, in bytes.
         len_bytes: u32,
     },
     /// The kind of the frame is unknown.

@@ -95,7 +95,7 @@ fn frame_other_than_hello_closes_an_unidentified_connection() {
 }
 
 #[test]
-fn wrong_token_is_refused_and_the_connection_dropped() {
+fn client_with_a_wrong_token_is_refused_and_dropped() {
     with_unidentified(ServerOptions::default(), |party| {
         let mut stream = connect(party);
         let wrong = Hello { token: Token::random().unwrap(), ..hello(party, 3) };

@@ -82,7 +82,7 @@ fn device_memory_is_passed_to_the_backend_by_address() {
 }
 
 #[test]
-fn device_memory_is_refused_if_caps_name_no_device() {
+fn device_memory_is_refused_if_the_backend_has_no_device() {
     let noop = Noop::new(0, 1);
     let world = World::new(noop.clone()).unwrap();
     let (memory, x) = (Memory::new(&[1.0]), world.alloc::<f32>(1).unwrap());

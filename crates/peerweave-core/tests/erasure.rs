@@ -140,7 +140,7 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
 }
 
 #[test]
-fn parts_argument_is_passed_to_the_backend_as_vector_counts() {
+fn parts_of_v_collectives_are_converted_to_vector_counts() {
     let s = Scene::new();
     let two = s.y.slice(..2).unwrap();
     let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));

@@ -50,7 +50,7 @@ fn split_strided_calls_with_different_shapes_are_a_mismatch() {
 }
 
 #[test]
-fn splits_with_different_calls_or_arguments_are_a_mismatch() {
+fn pes_that_split_a_team_differently_get_a_mismatch() {
     Fakes::new().cuda().run(|| {
         differ(
             "split_2d of the team into rows with x_range 1 (ranks per row)",

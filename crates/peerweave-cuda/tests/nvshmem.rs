@@ -173,7 +173,7 @@ fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
 }
 
 #[test]
-fn error_of_a_kernel_names_the_missing_pe_with_nvshmems_heap() {
+fn kernel_error_with_nvshmem_heap_names_the_missing_pe() {
     fakes().run_many(2, |child| {
         let short = options(Transport::Nvshmem(settings())).deadline(Duration::from_secs(3));
         let gpu = common::process(&child, short);

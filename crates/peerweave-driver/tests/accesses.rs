@@ -16,7 +16,7 @@ const RELAXED: CUstreamCaptureMode = CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE
 const NO_FLAGS: CUgraphInstantiate_flags = CUgraphInstantiate_flags(0);
 
 #[test]
-fn slice_of_a_captured_stream_is_refused_on_other_streams() {
+fn other_streams_cannot_use_a_slice_whose_stream_is_captured() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

@@ -16,8 +16,8 @@ use syn::{Ident, Token};
 /// compilation. The key is the name.
 static NUMBERS: LazyLock<Mutex<HashMap<String, u32>>> = LazyLock::new(Mutex::default);
 
-/// Expands the tokens `$crate, NAME, [type; length]` to a call of `shared_array_named!` with the
-/// symbol of the declaration.
+/// Expands the tokens `$crate, NAME, [type; length]` to a call of `shared_array_named!`. The call
+/// contains the symbol that the array has in PTX. The function `symbol` computes the symbol.
 pub(crate) fn expand(declaration: TokenStream) -> syn::Result<TokenStream> {
     let parse = |input: ParseStream<'_>| {
         let home: Vec<TokenTree> = [input.parse()?].into();

@@ -124,8 +124,8 @@ impl Layout {
     }
 
     /// Returns the number of the line in [`Exchange::inbox`] at which the routing table from rank
-    /// `rank` starts. The inbox has two banks. The lowest bit of `bank` selects a bank, so callers
-    /// pass the number of a dispatch.
+    /// `rank` starts. The inbox has two banks, which consecutive dispatches use alternately.
+    /// Callers pass the number of the dispatch as `bank`: the lowest bit selects the bank.
     #[inline(always)]
     pub(crate) fn table(&self, bank: u64, rank: u32) -> u64 {
         ((bank & 1) * u64::from(self.ranks) + u64::from(rank)) * self.lines_per_rank()

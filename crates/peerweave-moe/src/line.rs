@@ -32,7 +32,7 @@ impl Batch {
         self.first + index as u64 * self.step
     }
 
-    /// Calls a function for each line of the batch. The argument is the index of the line within
+    /// Calls the closure once for each line of the batch. The argument is the index of the line in
     /// the batch.
     #[inline(always)]
     pub(crate) fn each(self, mut with: impl FnMut(usize)) {
@@ -343,9 +343,9 @@ impl Rows {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns the index in [`Self::scales`] of the first scale line that a batch contains. `row`
-    /// is the index of the row to which the batch belongs. The batch must be consecutive
-    /// ([`Batch::is_piece`]).
+    /// Returns where the scales of a batch are: the index in [`Self::scales`] of the batch's first
+    /// line that holds scales. `row` is the index of the row to which the batch belongs. The batch
+    /// must be consecutive ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)

@@ -196,7 +196,7 @@ fn old_nccl_supports_neither_parameters_nor_encryption() {
 }
 
 #[test]
-fn second_library_lists_the_first_library_in_others() {
+fn method_others_of_a_second_library_returns_the_first() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());

@@ -62,7 +62,7 @@ fn ranks_report_their_last_calls_to_each_other() {
 }
 
 #[test]
-fn outdated_report_of_a_rank_does_not_make_the_rank_missing() {
+fn rank_with_an_outdated_report_is_not_named_as_missing() {
     // The second all-reduce never completes, even when all ranks arrive.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
         let (comm, rendezvous, stream) = join(&child);

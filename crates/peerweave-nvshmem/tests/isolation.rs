@@ -271,7 +271,7 @@ fn call_after_finalize_is_an_error() {
 }
 
 #[test]
-fn launcher_bootstrap_starts_without_unique_id_plugin() {
+fn start_by_launcher_succeeds_without_the_unique_id_plugin() {
     let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "1").env("PMI_RANK", "0").run_many(1, |child| {
         let library = std::env::var("PEERWEAVE_NVSHMEM_PATH").expect("the fakes set the variable");

@@ -161,7 +161,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
 }
 
 #[test]
-fn peer_check_with_a_broken_path_frees_the_test_memory() {
+fn check_peers_frees_its_memory_if_a_peer_path_is_broken() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -198,7 +198,7 @@ fn failed_peer_check_is_an_error_on_all_pes() {
 }
 
 #[test]
-fn finalize_of_an_ipc_heap_ignores_work_on_other_devices() {
+fn heap_finalize_with_cuda_ipc_ignores_work_on_other_devices() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

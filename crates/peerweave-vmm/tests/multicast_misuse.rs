@@ -324,7 +324,7 @@ fn pes_on_one_device_create_no_multicast_object() {
 }
 
 #[test]
-fn bound_chunk_stays_bound_if_a_later_chunk_times_out() {
+fn multicast_stores_succeed_after_another_pe_times_out() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         threads_within(2, Duration::from_secs(5), |me| {

@@ -236,7 +236,7 @@ mod tests {
     const VERSION: Version = Version([2, 30, 7]);
 
     #[test]
-    fn sizes_and_offsets_in_the_table_become_calls_of_c_macros() {
+    fn table_of_sizes_and_offsets_is_converted_to_c_macro_calls() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
             .expect("the table is valid");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");

@@ -534,7 +534,8 @@ impl fmt::Debug for Rendezvous {
     }
 }
 
-/// Maximum time limit of a call. A longer limit could not be added to the present time.
+/// Maximum time limit of a call: one year. Longer limits are reduced to one year, because the sum
+/// of the present time and a very long limit would overflow.
 const LONGEST_WAIT: Duration = Duration::from_secs(365 * 24 * 3600);
 
 /// Time limit for notifying the server that this PE leaves. The limit can be short, because the

@@ -145,7 +145,8 @@ impl Siblings {
         rank.is_over.then(|| format!("the process of the PE ({pids}) ended before the PE joined", pids = pids.join(", ")))
     }
 
-    /// Searches the descendants of the agent, and records the processes of awaited ranks.
+    /// Searches the descendants of torchrun's agent for processes whose rank is in `awaited`, and
+    /// records these processes.
     fn look_below_the_agent(&mut self, awaited: &HashSet<u32>) {
         let mut open = children(self.agent.pid);
         while let Some(pid) = open.pop() {

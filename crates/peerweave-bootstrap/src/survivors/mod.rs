@@ -78,8 +78,9 @@ pub struct SurvivorWords {
     /// Number of the attempt in which this PE published its latest decision. 0 if there is no
     /// decision, and while this PE writes a decision.
     decided: AtomicU64,
-    /// The ticket of the decision that this PE has published. The members of the decision are in
-    /// the field `members`, one bit for each PE.
+    /// The [`Ticket`] in the decision that this PE has published: the address and the token of the
+    /// new job's rendezvous. The field `members` holds the members of the new job, one bit for each
+    /// PE.
     ticket: [AtomicU64; TICKET_WORDS],
     members: [AtomicU64; MAX_SURVIVORS / 64],
 }

@@ -53,7 +53,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         WHOLE || self.aligned && (line + n) * per_line::<T>() as u64 <= self.count
     }
 
-    /// Reads line `line`. [`Self::is_whole`] must be true for this line.
+    /// Reads the line with the index `line`. [`Self::is_whole`] must be true for this line.
     #[inline(always)]
     pub(crate) fn read_whole(self, line: u64) -> Vector {
         // SAFETY: this is a whole, aligned line of the operand, which the caller of `new`
@@ -61,7 +61,7 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         unsafe { gpu::load_vector_global(pointer::<u8>(self.address + line * LINE_BYTES as u64)) }
     }
 
-    /// Writes line `line`. [`Self::is_whole`] must be true for this line.
+    /// Writes the line with the index `line`. [`Self::is_whole`] must be true for this line.
     #[inline(always)]
     pub(crate) fn write_whole(self, line: u64, value: Vector) {
         // SAFETY: as in `read_whole`.
@@ -206,15 +206,15 @@ impl Lines {
         Self(self.0 + line * LINE_BYTES as u64)
     }
 
-    /// Writes line `line` of the staging area by one relaxed store.
+    /// Writes the line with the index `line` by one relaxed store.
     #[inline(always)]
     pub(crate) fn push(self, line: u64, value: Vector) {
         // SAFETY: the caller of `at` guaranteed the line.
         unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
     }
 
-    /// Reads line `line` of the staging area by one relaxed load. If its data has not arrived, the
-    /// line holds the sentinel.
+    /// Reads the line with the index `line` by one relaxed load. If the line's data has not
+    /// arrived, the line holds the sentinel.
     #[inline(always)]
     pub(crate) fn look(self, line: u64) -> Vector {
         // SAFETY: the caller of `at` guaranteed the line.

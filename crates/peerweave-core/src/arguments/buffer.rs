@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn sole_handle_to_a_range_allows_get_mut_but_not_into_vec() {
+    fn last_handle_can_borrow_its_range_but_not_take_the_vec() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

@@ -428,7 +428,7 @@ pub enum SplitCall {
         /// The number of ranks in a row of `split_2d`, at most the number of ranks in the parent
         /// team.
         x_range: usize,
-        /// Whether this split forms the columns; `false` for the split that forms the rows.
+        /// `true` for the split into columns, `false` for the split into rows.
         columns: bool,
     },
     /// The call is [`World::local_team`](crate::World::local_team).

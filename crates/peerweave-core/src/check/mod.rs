@@ -237,8 +237,8 @@ fn share(call: &'static str, team: &Team, argument: &'static str, len: usize) ->
 
 // ---- teams ----
 
-/// Returns the index at which `shape` contains this rank; `None` if `shape` does not contain this
-/// rank. Fails if `shape` contains a rank that the team does not have, or contains a rank twice.
+/// Returns this rank's index among the ranks of `shape`. Returns `None` if this rank is not in
+/// `shape`. Fails if `shape` contains a rank that the team does not have, or contains a rank twice.
 pub(crate) fn shape(call: &'static str, team: &Team, shape: TeamShape) -> Result<Option<u32>> {
     let size = team.size();
     if !u32::try_from(size).is_ok_and(|size| shape.fits(size)) {

@@ -95,7 +95,7 @@ pub struct Collectives {
     /// Loaded kernels of reduce_scatter. The indices are the type, and whether the call is plain: a
     /// sum of operands that are whole 16-byte lines.
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
-    /// Loaded kernels of scans. The index is the type.
+    /// Loaded kernels of scans, indexed by the element type.
     scans: [OnceLock<LoadedKernel>; DType::ALL.len()],
     /// Loaded kernels of all_gather and all_to_all. The indices are the operation, and whether all
     /// parts are whole 16-byte lines.

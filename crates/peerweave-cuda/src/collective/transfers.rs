@@ -56,8 +56,8 @@ impl Message {
         self.parts().1
     }
 
-    /// Returns a copy of this message with `peer` as the other rank: as the receiver if this rank
-    /// sends the message, or as the sender if this rank receives the message.
+    /// Returns this message with a different peer. A message that this rank sends then goes to
+    /// `peer`. A message that this rank receives then comes from `peer`.
     pub(crate) fn with_peer(self, peer: Rank) -> Self {
         match self {
             Self::Send { at, bytes, .. } => Self::Send { to: peer, at, bytes },

@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation for the name `name` in a route-table row that chooses a library. Returns
-/// `None` if no library can carry out an operation with this name.
+/// Returns the operation that has the name `name`. Returns `None` if no library can carry out an
+/// operation with this name. The name comes from a row of a route table that chooses a library.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }

@@ -95,8 +95,9 @@ impl RouteTable {
         Some(rows)
     }
 
-    /// Returns the row of this table that has the launch shape for an algorithm, a number of ranks
-    /// and a size. Tuning copies this launch shape to the new table.
+    /// Returns the row of `self` that fits an algorithm, a number of ranks and a size best. The
+    /// new, tuned table copies the launch shape of this row. Returns `None` if `self` has no row
+    /// with the algorithm.
     fn shape(&self, ranks: u32, size: u64, algorithm: Algorithm) -> Option<OwnRow> {
         let is_in = |row: &&OwnRow| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks);
         let rows = || self.own.iter().filter(is_in);
@@ -263,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_threshold_is_the_last_size_at_which_lines_are_faster() {
+    fn tuned_table_uses_lines_at_sizes_where_messages_are_slower() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

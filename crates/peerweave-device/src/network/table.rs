@@ -12,7 +12,7 @@ macro_rules! functions {
             }
         }
 
-        /// All wrappers that kernels may call.
+        /// All wrappers of NVSHMEM's device functions that kernels may call.
         #[cfg(not(target_arch = "nvptx64"))]
         pub const FUNCTIONS: &[super::Function] = &[$(
             super::Function {

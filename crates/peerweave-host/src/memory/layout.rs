@@ -29,7 +29,8 @@ pub(crate) const MAX_TEAMS: usize = 64;
 /// the round. The size is small enough that the areas of all ranks stay in the shared cache.
 pub(crate) const STAGE_BYTES: usize = 256 << 10;
 
-/// Number of entry lines of a rank (see `line.rs`). Each operation uses the next line in turn. The
+/// Number of entry lines of a rank. An entry line is a cache line in which the rank announces that
+/// it has entered an operation (see `line.rs`). Consecutive operations use the lines in turn. The
 /// root of a small broadcast does not wait for the other ranks, but it can be at most `ENTRY_LINES
 /// - 1` operations ahead of them.
 pub(crate) const ENTRY_LINES: usize = 4;
@@ -337,8 +338,9 @@ impl Segments {
         self.at(pe, self.layout.team_blocks + self.layout.team_block_bytes * slot)
     }
 
-    /// Returns the block of a PE in the team of the slot `slot`. A team stores the blocks of its
-    /// members, so that its operations need not compute the addresses.
+    /// Returns the [`TeamBlock`] of a PE: its words and staging areas for the team in slot `slot`.
+    /// A team stores the blocks of its members, so that its operations need not compute the
+    /// addresses.
     pub(crate) fn block(&self, pe: usize, slot: usize) -> TeamBlock {
         TeamBlock(self.team_block(pe, slot))
     }

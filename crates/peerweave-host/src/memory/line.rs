@@ -75,8 +75,8 @@ impl Line {
         Some(Entry { signature: word(0), payload: [word(2), word(4), word(6)] })
     }
 
-    /// Resets the line for a new team. The line may contain entries of an earlier team in the same
-    /// slot.
+    /// Clears the line before a new team uses the line. A destroyed team with the same slot number
+    /// may have left an entry in the line.
     pub(crate) fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
     }

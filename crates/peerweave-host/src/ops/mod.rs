@@ -1,9 +1,9 @@
 //! Operations of the backend. Each operation is a [`Task`], which one thread can start and another
 //! thread can finish.
 //!
-//! A stream whose queue is empty runs a task on the thread of the caller. If the task waits for
-//! peers for longer than its budget, the thread of the stream continues the task. A task that was
-//! started must be driven to its end, because later operations of its team wait for it.
+//! A stream whose queue is empty runs a task on the thread of the caller. If the task has waited
+//! for peers for its whole time budget, the thread of the stream continues the task. Every started
+//! task must be completed, because later operations of its team wait for the task.
 
 pub(crate) mod collective;
 mod copy;

@@ -25,7 +25,7 @@ use std::time::Duration;
 
 /// Values that say where a message is. The first word of a slot's payload has one of these values.
 mod place {
-    /// The message is in the slot itself.
+    /// The message is in the mailbox slot.
     pub(super) const SLOT: u64 = 0;
     /// The message is in the symmetric memory of the sender.
     pub(super) const SYMMETRIC: u64 = 1;

@@ -17,8 +17,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Grace time for the ticket of an operation. When the deadline of an operation has passed, the
-/// operation may take this much longer to complete its ticket.
+/// Time for which a wait with the deadline of the world continues after this deadline. In this
+/// time, an operation whose own deadline has just passed still reports its error, which names the
+/// cause.
 pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
 
 /// The state of the backend of one PE.

@@ -19,7 +19,8 @@ pub(crate) struct Peers {
     pub(crate) job_abort: JobAbort,
     /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
-    /// Whether another PE was seen to run on the processor of this PE.
+    /// Result of the last call of [`Peers::shares_my_processor`]: whether another PE ran on the
+    /// same processor as this PE.
     shared_processor: AtomicBool,
 }
 

@@ -31,6 +31,7 @@ atomic!(bench_atomic_relaxed, atomic_fetch_add_relaxed, "with relaxed order");
 macro_rules! barrier {
     ($name:ident, $call:ident, $words:literal, $calls:expr) => {
         #[doc = concat!("Measures a barrier of all PEs. On each PE, ", $words, " makes the calls.")]
+        /// Writes the mean time of a barrier, in nanoseconds, to `result[0]`.
         ///
         /// # Errors
         /// Fails if a PE does not arrive before the deadline.

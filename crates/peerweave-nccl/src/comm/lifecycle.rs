@@ -278,8 +278,8 @@ pub(crate) fn no_graphs<'a>(
     }
 }
 
-/// Revokes a non-blocking communicator while no other thread holds the communicator's lock and NCCL
-/// has no pending call.
+/// Revokes a non-blocking communicator. Waits for the communicator's lock first. Returns a timeout
+/// error if an earlier call of NCCL is still in progress.
 fn revoke_exclusively(inner: &Arc<Inner>, call: &'static str) -> Result<(), NcclError> {
     let start = Instant::now();
     let inside = inner.enter(call, Allowed::OPEN)?;

@@ -106,7 +106,8 @@ pub enum MisuseKind {
     /// Options exclude each other, or an option requires an option that is not set.
     #[error("{what}: {why}")]
     Combination {
-        /// Name of an affected option or argument, or of the type that contains the options.
+        /// What the error is about: the name of an option or argument, or of the type that contains
+        /// the options.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,

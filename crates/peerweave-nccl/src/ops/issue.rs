@@ -22,9 +22,9 @@ use crate::sys::{Api, ncclResult_t};
 use crate::{Call, CollConfig};
 
 impl CallBuilder<'_, '_> {
-    /// Issues a checked call. If the communicator's lock is free and the stream is not being
-    /// captured, issues the call immediately. In other cases, or with a configuration, calls
-    /// [`issue_locked`](Self::issue_locked).
+    /// Issues a checked call. The fast path is for one operation without a configuration. It also
+    /// requires that the communicator's lock is free, and that the stream is not being captured. In
+    /// all other cases, this function calls [`issue_locked`](Self::issue_locked).
     ///
     /// The caller keeps the owners of the operation's buffers alive.
     // `inline(always)` saves a function call: the only caller is not generic.

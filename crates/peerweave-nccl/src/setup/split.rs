@@ -27,7 +27,8 @@ use crate::{Call, Config, Rank, Switch, UniqueId, Version};
 pub enum ShrinkMode {
     /// Shrinking lets pending work complete. Use this mode if no rank is lost and no work is stuck.
     Default,
-    /// Shrinking first ends pending work. Use this mode if a rank is lost or work is stuck.
+    /// Pending work is ended before the communicator is shrunk. Use this mode if a rank is lost or
+    /// work is stuck.
     Abort,
 }
 

@@ -130,7 +130,8 @@ fn round(
     })
 }
 
-/// Splits a result into its value and the outcome that is reported to the other PEs.
+/// Separates the value of a result from its success or error. The caller keeps the value, and
+/// reports the success or error to the other PEs.
 pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, Result<(), NvshmemError>) {
     match result {
         Ok(taken) => (Some(taken), Ok(())),

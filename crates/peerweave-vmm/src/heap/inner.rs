@@ -573,7 +573,7 @@ mod tests {
     }
 
     #[test]
-    fn gap_between_chunks_is_equal_on_all_machines() {
+    fn heap_chunks_have_the_same_gap_on_all_machines() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);

@@ -40,8 +40,8 @@ const DEADLINE: Duration = Duration::from_secs(10);
 /// Deadline for the creation of a communicator. Longer than [`DEADLINE`], because the first
 /// communicator loads NCCL's kernels.
 const FIRST: Duration = Duration::from_secs(30);
-/// Time that a rank waits for the other ranks at the end of a part. The other ranks may reach
-/// several deadlines in a part.
+/// Time limit of a wait for the other ranks at the end of a part. Longer than [`DEADLINE`], because
+/// several waits of another rank may have timed out in the same part.
 const END_OF_PART: Duration = Duration::from_secs(40);
 /// Time after which the process is ended, because some of NCCL's waits have no deadline.
 const WHOLE_RUN: Duration = Duration::from_secs(200);

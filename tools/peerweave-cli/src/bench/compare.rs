@@ -473,7 +473,7 @@ mod tests {
     }
 
     #[test]
-    fn document_and_plot_contain_every_compared_library() {
+    fn comparison_json_and_plot_contain_every_compared_library() {
         let (comparison, _) = filled();
         let document = comparison.document(&Machine::look(), ["a", "b"]);
         assert_eq!(document["results"][1]["cells"][1]["p50_us"], 6.0);

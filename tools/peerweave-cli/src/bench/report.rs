@@ -51,11 +51,11 @@ impl Row {
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the caller of `take` matches on each value at once and stores no value")]
 pub enum News {
-    /// The record does not complete a line of the table.
+    /// Nothing is printed, because the record has completed no line of the table.
     Nothing,
     /// All PEs have passed their first barrier.
     AllReady,
-    /// This line of the table is complete.
+    /// The line of the table that the record has completed.
     Row(Row),
 }
 

@@ -146,7 +146,7 @@ mod tests {
     }
 
     #[test]
-    fn durations_have_units_and_are_above_zero() {
+    fn only_positive_durations_in_known_units_are_parsed() {
         assert_eq!(parse_duration("500ms"), Ok(Duration::from_millis(500)));
         assert_eq!(parse_duration("3s"), Ok(Duration::from_secs(3)));
         assert_eq!(parse_duration("1h"), Ok(Duration::from_secs(3600)));

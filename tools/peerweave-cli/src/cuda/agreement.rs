@@ -53,8 +53,8 @@ impl<'a> Agreement<'a> {
         Ok(found.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
     }
 
-    /// Returns whether at least two PEs pass the same bytes, for example because they use the same
-    /// GPU.
+    /// Compares the bytes `mine` among all PEs. Returns whether at least two PEs have equal bytes.
+    /// If the bytes identify a PE's GPU, the result tells whether PEs share a GPU.
     pub(crate) fn is_shared(&self, mine: &[u8]) -> Result<bool, Failure> {
         let all = self.rendezvous.exchange(&self.next(), mine)?;
         Ok(all.iter().enumerate().any(|(at, one)| all[..at].contains(one)))

@@ -137,8 +137,8 @@ impl Session<'_> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }
 
-    /// Waits until the stream has passed the event after the timed calls. Spins first, so that a
-    /// short wait ends without delay.
+    /// Waits until all timed calls on the stream are complete, by polling the event that follows
+    /// them. Spins first, so that a short wait ends without delay.
     fn passed(&self) -> Result<(), Failure> {
         let start = Instant::now();
         while !self.events[1].try_is_complete().map_err(CudaError::of("cuEventQuery"))? {

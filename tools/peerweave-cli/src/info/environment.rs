@@ -147,7 +147,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn secrets_are_hidden_and_unknown_variables_marked() {
+    fn variable_list_hides_secrets_and_marks_unknown_variables() {
         let value_of = |name: &str| match name {
             "PEERWEAVE_TOKEN" => Some("0123456789abcdef".repeat(4)),
             "PEERWEAVE_NCCL_PATH" => Some("/lib".to_owned()),

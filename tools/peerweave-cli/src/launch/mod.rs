@@ -90,7 +90,7 @@ pub enum Source {
 /// Receives the output of the PEs and their failures.
 pub trait Observer {
     /// Handles one line of output that `pe` has written. `line` does not contain the line end. The
-    /// function adds text to print to `output`.
+    /// launcher prints the text that the function adds to `output`.
     fn line(&mut self, pe: usize, source: Source, line: &[u8], output: &mut Output);
 
     /// Notifies the peers that `pe` has failed. Called once for each PE that fails, when the

@@ -32,7 +32,7 @@ struct Queue {
     written_bytes: usize,
 }
 
-/// The queues of both streams.
+/// The text that waits to be written to the launcher's standard output and standard error.
 #[derive(Debug)]
 pub struct Output {
     queues: [Queue; 2],

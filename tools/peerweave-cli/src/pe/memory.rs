@@ -70,9 +70,9 @@ pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<
     Ok(())
 }
 
-/// Compares a range of a buffer, given by `part`, with the elements of `tile`. Returns the number
-/// of elements that differ. If the range extends beyond the end of the tile, the tile repeats from
-/// its start.
+/// Compares the range `part` of a buffer with the expected elements. Returns the number of elements
+/// that differ. The expected elements are the elements of `tile`, repeated up to the end of the
+/// range.
 pub fn count_wrong<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Result<u64> {
     let (mut wrong, mut found) = (0, vec![T::default(); tile.len()]);
     pieces(part, tile.len(), |at, from, len| {
@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn unwritten_result_has_almost_only_wrong_elements() {
+    fn almost_all_elements_of_an_unwritten_result_count_as_wrong() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();

@@ -25,9 +25,9 @@ pub(super) fn first_of(ranks: &[usize], root: usize) -> usize {
     if ranks.contains(&root) { root } else { ranks[0] }
 }
 
-/// Fails if the members of a team on several hosts cannot communicate: if NCCL is unavailable, or
-/// if the members on this host have no kernels. The caller calls this function before it enqueues
-/// any work.
+/// Checks that the members of a team on several hosts can communicate. Fails if NCCL is unavailable
+/// between the hosts. Also fails if this host has several members, but the team has no kernels for
+/// the communication inside this host. The caller calls this function before it enqueues any work.
 pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
     if !on.state.nccl.between.is_ready() {
         return Err(unsupported(on.call, interned(on.state.nccl.between.unavailable().to_owned())));
@@ -36,8 +36,8 @@ pub(crate) fn check(on: &Enqueue<'_>, span: &Span) -> Result<(), Error> {
 }
 
 impl Enqueue<'_> {
-    /// Returns the collective kernels for those members of the team that are on this host. Fails if
-    /// there are no such kernels.
+    /// Returns the kernels by which the members on this host communicate with each other. Fails if
+    /// the team has no such kernels.
     pub(crate) fn inside<'t>(&self, span: &'t Span) -> Result<&'t Collectives, Error> {
         span.inside.as_ref().ok_or_else(|| unsupported(self.call, NO_KERNELS_INSIDE))
     }

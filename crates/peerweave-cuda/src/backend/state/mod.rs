@@ -76,7 +76,7 @@ pub(crate) struct Memory {
     /// job has only one PE or runs on several hosts, or if NVSHMEM has allocated the symmetric
     /// heap.
     pub(crate) calls: Option<Calls>,
-    /// Shows whether the processes of the other PEs have ended. `None` if `calls` is `None`.
+    /// Detects that the process of another PE has ended. `None` if the field `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -107,7 +107,7 @@ pub(crate) struct State {
     /// For each PE of the job: the records of the collectives that the PE has begun. See
     /// [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// Shows whether the processes of the other PEs have ended: see [`Memory::processes`].
+    /// Detects that the process of another PE has ended. See [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
     /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,

@@ -374,9 +374,8 @@ macro_rules! scoped {
         $iput:ident, $iget:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of `from` to `to` on `pe`. Called by ", $words, ".")]
-            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused when the
-            /// call returns.
+            /// Copies as many elements as the shorter of `to` and `from` has, and returns this
+            /// number. The source can be reused when the call returns.
             ///
             /// # Ordering
             /// Later puts may arrive at the peer before this put. A later signal with release order
@@ -388,9 +387,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies the elements of `from` on `pe` to `to`. Called by ", $words, ".")]
-            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The elements have arrived when the
-            /// call returns.
+            /// Copies as many elements as the shorter of `to` and `from` has, and returns this
+            /// number. The elements have arrived when the call returns.
             ///
             /// # Ordering
             /// None. If the peer writes the elements, wait for the peer's signal before the get.
@@ -444,8 +442,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` to element `i * to_step` of `to` on `pe`. Called by ", $words, ".")]
-            /// If one of the views ends before `count` elements have been copied, the copy ends
-            /// there. If `to_step` or `from_step` is 0, copies nothing.
+            /// Copies fewer than `count` elements if one of the views ends earlier. Copies nothing
+            /// if `to_step` or `from_step` is 0.
             #[inline(always)]
             pub fn $iput<T: Plain>(
                 &self,
@@ -460,8 +458,8 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Copies `count` elements at strides: element `i * from_step` of `from` on `pe` to element `i * to_step` of `to`. Called by ", $words, ".")]
-            /// If one of the views ends before `count` elements have been copied, the copy ends
-            /// there. If `to_step` or `from_step` is 0, copies nothing.
+            /// Copies fewer than `count` elements if one of the views ends earlier. Copies nothing
+            /// if `to_step` or `from_step` is 0.
             #[inline(always)]
             pub fn $iget<T: Plain>(
                 &self,

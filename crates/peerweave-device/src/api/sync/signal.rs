@@ -198,9 +198,8 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {
             #[doc = concat!("Copies the elements of `from` to `to` on `pe`, then changes the first element of `signal` on `pe`. Called by ", $words, ".")]
-            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused when the
-            /// call returns.
+            /// Copies as many elements as the shorter of `to` and `from` has, and returns this
+            /// number. The source can be reused when the call returns.
             ///
             /// # Ordering
             /// Release: a thread that acquires the signal sees the copied elements. The thread also
@@ -219,10 +218,10 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Starts to copy the elements of `from` to `to` on `pe`. Changes the first element of `signal` on `pe` after the copy. Called by ", $words, ".")]
-            /// If the lengths of `to` and `from` differ, copies as many elements as the shorter
-            /// length. Returns the number of copied elements. The source can be reused once the
-            /// first thread of the scope has called [`Self::flush`] or [`Self::quiet`]. The other
-            /// threads of the scope need not call these methods.
+            /// Copies as many elements as the shorter of `to` and `from` has, and returns this
+            /// number. The source can be reused once the first thread of the scope has called
+            /// [`Self::flush`] or [`Self::quiet`]. The other threads of the scope need not call
+            /// these methods.
             ///
             /// # Ordering
             /// A thread that acquires the signal sees the copied elements.
@@ -251,6 +250,7 @@ macro_rules! waits {
     ($scope:ident, $words:literal: $wait:ident, $wait_from:ident) => {
         impl Context {
             #[doc = concat!("Like [`Self::signal_wait_until`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
+            /// All these threads pass the same arguments.
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.
@@ -260,6 +260,7 @@ macro_rules! waits {
             }
 
             #[doc = concat!("Like [`Self::signal_wait_until_from`], but called by ", $words, ". The first thread waits, and all threads return when the wait of the first thread has ended.")]
+            /// All these threads pass the same arguments.
             ///
             /// # Errors
             /// As for [`Self::signal_wait_until`]. If the wait fails, all threads return an error.

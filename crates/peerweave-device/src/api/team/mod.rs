@@ -198,6 +198,7 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Calls [`Self::", stringify!($barrier), "`] for the team of all PEs.")]
+            /// [`KernelTeam::WORLD`] is the number of this team.
             ///
             /// # Errors
             /// As for [`Self::barrier`].
@@ -218,6 +219,7 @@ macro_rules! scoped {
             }
 
             #[doc = concat!("Calls [`Self::", stringify!($sync), "`] for the team of all PEs.")]
+            /// [`KernelTeam::WORLD`] is the number of this team.
             ///
             /// # Errors
             /// As for [`Self::barrier`].

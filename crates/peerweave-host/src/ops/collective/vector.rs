@@ -39,8 +39,8 @@ enum Slots {
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Total size of all slots in an entry, in bytes. The last word of the entry contains no slot. It
-/// contains the [`Slots`] value and the balance of the rank's counts.
+/// Number of bytes in an entry that can hold parts: all bytes of the payload except the last word.
+/// The last word contains the [`Slots`] value and the checksum of the rank's counts ([`balance`]).
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {

@@ -61,8 +61,8 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// the same group.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of this rank's collectives. At first, the number of collectives before this group.
-    /// The function `collectives` then adds the collectives of the group.
+    /// Number of this rank's collectives, including the collectives before this group. The function
+    /// `collectives` counts the collectives of the group.
     collectives: u64,
     /// Number of paired sends and receives of this rank in the group. For a paired send or receive,
     /// the matching call is in the same group.
