@@ -296,8 +296,8 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until bulk copies have read their sources in shared memory. The reason is that the SM
-    /// reuses the block's shared memory when the block ends.
+    /// Waits until bulk copies have read their sources in shared memory. Without this wait, the SM
+    /// could reuse the shared memory of an ended block too early.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

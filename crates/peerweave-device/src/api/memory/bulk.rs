@@ -41,8 +41,8 @@ impl Lent {
     }
 
     /// Returns the parities of the current phases of both barriers. A function that is not inlined
-    /// has a copy of the context, so it returns the new parities. The caller then passes these
-    /// parities to [`Self::set_parity`].
+    /// works on a copy of the context, and the parities of this copy change. Such a function
+    /// returns the new parities to its caller, and the caller passes them to [`Self::set_parity`].
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity
