@@ -103,9 +103,9 @@ pub struct Call {
     pub ranks: u32,
     /// Rank of this PE among the ranks of the call.
     pub rank: u32,
-    /// Number of a `ReduceOp`, which is the reduction of the call. The kernels of
-    /// [`transfer`](crate::transfer) have no reduction. For these kernels: number of a `KernelOp`,
-    /// which is the operation in failure reports.
+    /// For kernels that reduce: the reduction of the call, as the number of a `ReduceOp`. For the
+    /// kernels of [`transfer`](crate::transfer), which do not reduce: the operation to name in
+    /// failure reports, as the number of a `KernelOp`.
     pub op: u32,
     /// For kernels with rings: number of blocks for which the staging areas have rings. A launch
     /// must not have more blocks.

@@ -84,8 +84,8 @@ pub(crate) fn allocation(
     }
 }
 
-/// Checks that a handle covers its whole allocation. The handle refers to `len` elements, starting
-/// at element `start`. The allocation has `elements` elements.
+/// Fails unless a handle refers to all elements of its allocation. The handle refers to `len`
+/// elements, starting at element `start`. The allocation has `elements` elements.
 pub(crate) fn whole(call: &'static str, start: usize, len: usize, elements: usize) -> Result<()> {
     if start == 0 && len == elements {
         return Ok(());

@@ -1,5 +1,5 @@
-//! Passes operations to the backend; no other file does so. This file checks only that the stream
-//! and the team of an operation belong to the same world.
+//! Passes operations to the backend. All other files of this crate do so through this file. The
+//! only check here is that the stream and the team of an operation belong to the same world.
 //!
 //! Invariant: `check/` has prepared every operation that passes through this file, except launches
 //! of kernels. The safety arguments of this file use \[C1\], which check/mod.rs defines.

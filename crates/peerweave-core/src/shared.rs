@@ -186,10 +186,10 @@ impl Shared {
         }
     }
 
-    /// Finds the allocation that contains the `bytes` bytes at `at`. Returns the `Region` of the
-    /// allocation, the object that all its handles share. If all handles were dropped, returns a
-    /// new `Region`, which `make` creates from the number, the start and the size of the
-    /// allocation. Returns `None` if no allocation contains all of these bytes.
+    /// Returns the `Region` of the allocation that contains the `bytes` bytes at `at`. All handles
+    /// of an allocation share one `Region`. If all handles were dropped, `make` creates a new
+    /// `Region` from the number, the start and the size of the allocation. Returns `None` if no
+    /// allocation contains all of these bytes.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,

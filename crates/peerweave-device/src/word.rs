@@ -36,8 +36,8 @@ pub trait Word {
     /// fence.
     fn fence_release();
 
-    /// An acquire fence. Each earlier relaxed load of a word acquires: writes that the word's
-    /// writer has released are visible after the fence.
+    /// An acquire fence. It makes each earlier relaxed load of a word an acquire: if the load has
+    /// read a released value, the writes before the release are visible after the fence.
     fn fence_acquire();
 }
 
@@ -107,7 +107,7 @@ impl<T: Words + ?Sized> Words for &T {
     }
 }
 
-/// A sequence whose words a closure returns. Created by [`from_fn`].
+/// A sequence of words that calls a closure to find the word at an index. Created by [`from_fn`].
 pub struct FromFn<'a, W, F> {
     len: usize,
     find: F,

@@ -155,7 +155,7 @@ fn zeroed_and_from_slice_are_refused_during_a_capture() {
 }
 
 #[test]
-fn wait_for_a_captured_stream_fails_and_capture_stays_valid() {
+fn failed_wait_for_a_captured_stream_keeps_the_capture_valid() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).expect("the capture begins");
@@ -322,7 +322,7 @@ fn own_stream_does_not_wait_for_a_write_on_another_stream() {
 }
 
 #[test]
-fn stream_waits_for_another_after_a_recorded_context_error() {
+fn stream_waits_for_other_streams_despite_a_context_error() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

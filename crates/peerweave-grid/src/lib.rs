@@ -87,11 +87,11 @@ pub fn run(launch: &Launch<'_>, options: &Options<'_>) -> Result<(), GridError> 
     run_together(std::slice::from_ref(launch), options)
 }
 
-/// Runs several grids on one schedule. The grids run concurrently, like the kernels of several PEs,
-/// but the seed makes their execution reproducible.
+/// Runs several grids concurrently, like the kernels of several PEs. One schedule determines the
+/// order of all their threads, so the same seed repeats the same execution.
 ///
-/// Until a grid ends, at least one of its blocks is running. So the grids may wait for each other,
-/// like PEs.
+/// At any time, at least one block of each unfinished grid is running. So the grids may wait for
+/// each other, like PEs.
 ///
 /// # Errors
 /// As for [`run`]. A failure of one grid ends all grids.

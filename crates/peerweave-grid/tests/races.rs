@@ -63,7 +63,7 @@ fn read_can_precede_the_put_of_a_peer_under_some_seed() {
 }
 
 #[test]
-fn copy_sees_part_of_a_peers_put_under_some_seed() {
+fn copy_without_wait_sees_part_of_a_put_under_some_seed() {
     let partial = (0..SEEDS).any(|seed| {
         let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);
         let [to, from, seen] = [(); 3].map(|()| job.alloc::<u32>(64));

@@ -32,7 +32,8 @@ const GROUP: usize = 4;
 /// Number of groups of [`GROUP`] elements in a head.
 const GROUPS: usize = HEAD / GROUP;
 
-/// Number of groups of [`GROUP`] elements that one thread handles for its query.
+/// Number of groups of [`GROUP`] elements that one thread handles. The [`LANES`] threads of a query
+/// divide the groups of the query among themselves.
 const OWN: usize = GROUPS / LANES;
 
 /// The sizes of the operands of [`attend()`], and the position of the current block of keys and
@@ -50,8 +51,8 @@ pub struct Block {
     /// 1 if this is the first block of keys and values. In this case the kernel ignores the
     /// previous state. Otherwise 0.
     pub is_first: u32,
-    /// 1 if this is the last block of keys and values. In this case the kernel divides the sums by
-    /// the sums of weights. Otherwise 0.
+    /// 1 if this is the last block of keys and values; otherwise 0. After the last block, the
+    /// kernel divides each weighted sum of values by the sum of its weights.
     pub is_last: u32,
 }
 

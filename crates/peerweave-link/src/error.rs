@@ -101,7 +101,8 @@ pub enum LinkError {
     Io {
         /// Path of the file or directory.
         path: PathBuf,
-        /// Message of the operating system, or a description of the invalid content.
+        /// The operating system's error message. If the file was read but lacks the expected
+        /// content, a description of what is missing.
         reason: String,
     },
 }

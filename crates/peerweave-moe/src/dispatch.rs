@@ -117,8 +117,8 @@ pub fn moe_dispatch_send(
 /// block.
 ///
 /// Writes the index of each expert's first row to `offsets`. The last element of `offsets` is the
-/// total number of rows. The kernel does not access `rows` and `scales`. These arguments let the
-/// launch check the memory that the next kernel writes.
+/// total number of rows. The kernel does not access `rows` and `scales`, which the next kernel
+/// writes. They are arguments of this kernel only so that its launch already checks them.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,

@@ -1,5 +1,6 @@
-//! Lines of 16 bytes: lines of operands, which one kernel reads or writes, and lines that ranks
-//! send to each other. The content of a sent line shows whether the line has arrived.
+//! Lines of 16 bytes. There are two kinds: lines of operands, which one kernel reads or writes, and
+//! lines that ranks send to each other. The receiver can tell from the content of a sent line
+//! whether the line has arrived.
 
 use crate::layout::Exchange;
 use crate::piece;
@@ -336,16 +337,17 @@ impl Rows {
         }
     }
 
-    /// Returns how many lines of a batch belong to the token. The other lines of the batch belong
-    /// to the token's scales. The batch must be consecutive ([`Batch::is_piece`]).
+    /// Returns how many lines of a batch belong to the token itself. The remaining lines of the
+    /// batch belong to the token's scales. The lines of the batch must be consecutive
+    /// ([`Batch::is_piece`]).
     #[inline(always)]
     fn of_token(self, batch: Batch) -> usize {
         self.token_lines.saturating_sub(batch.first).min(batch.count as u64) as usize
     }
 
-    /// Returns where the scales of a batch are: the index in [`Self::scales`] of the batch's first
-    /// line that holds scales. `row` is the index of the row to which the batch belongs. The batch
-    /// must be consecutive ([`Batch::is_piece`]).
+    /// Returns the index in [`Self::scales`] of the first scale line that a batch contains. `row`
+    /// is the index of the row to which the batch belongs. The lines of the batch must be
+    /// consecutive ([`Batch::is_piece`]).
     #[inline(always)]
     fn first_scale(self, row: u64, batch: Batch) -> u64 {
         row * self.scale_lines + batch.first.saturating_sub(self.token_lines)

@@ -206,7 +206,7 @@ fn error_of_a_wait_names_the_rank_that_the_thread_omitted() {
 }
 
 #[test]
-fn wait_fails_early_if_the_thread_omitted_a_rank_from_a_group() {
+fn wait_fails_early_if_a_group_omits_a_rank_of_the_thread() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();

@@ -43,7 +43,7 @@ fn group_refused_during_a_capture_adds_no_call_to_the_graph() {
 }
 
 #[test]
-fn borrowed_slice_last_written_in_a_capture_is_refused() {
+fn collective_refuses_a_slice_written_in_an_unfinished_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let (own, capturing) = (comm.context().new_stream().expect("a stream is created"), comm.context().new_stream().expect("a stream is created"));
@@ -462,7 +462,7 @@ fn capture_that_begins_during_a_configured_call_is_invalid() {
 }
 
 #[test]
-fn capture_that_begins_during_a_group_is_invalid() {
+fn group_fails_if_a_capture_begins_during_the_group_call() {
     fakes(1).run(|| {
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
             comm.nccl().group(|group| group.all_reduce_in_place(comm, stream, values, ReduceOp::Sum))

@@ -199,7 +199,7 @@ fn pes_that_allocate_different_types_get_an_error() {
 }
 
 #[test]
-fn split_after_another_pe_timed_out_does_not_call_nvshmem() {
+fn split_does_not_call_nvshmem_if_another_pe_has_timed_out() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, SHORT);

@@ -61,7 +61,7 @@ fn collective_waits_for_previous_collective_on_other_stream() {
 }
 
 #[test]
-fn blocking_call_waits_for_the_teams_last_collective() {
+fn blocking_call_waits_for_the_last_collective_of_its_team() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let stream = &here.stream;

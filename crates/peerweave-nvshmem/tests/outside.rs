@@ -14,7 +14,7 @@ use peerweave_nvshmem::{MisuseKind, NvshmemError};
 const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
-fn memory_stays_registered_until_its_stream_completes() {
+fn memory_stays_registered_while_a_put_on_it_is_pending() {
     fakes().run_many(2, |child| {
         let here = by_network(&child);
         let hold = Hold::new(&here);

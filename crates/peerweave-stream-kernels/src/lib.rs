@@ -26,9 +26,9 @@ pub const OUTCOME_DONE: u64 = 1;
 /// The value of word 0 of the array `outcome` if [`stream_wait()`] tested the condition only once
 /// and the condition did not hold.
 pub const OUTCOME_NOT_YET: u64 = 2;
-/// Index in the array `outcome` at which the bits for [`until::SOME`] start. Each element of the
-/// array has 64 bits. Bit `i` is 1 if awaited word `i` is not excluded and has satisfied the
-/// comparison.
+/// Index of the element of the array `outcome` at which the bits for the condition [`until::SOME`]
+/// start. Each element has 64 bits. Bit `i` belongs to awaited word `i`: the bit is 1 if the word
+/// satisfies the comparison and is not excluded.
 pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.

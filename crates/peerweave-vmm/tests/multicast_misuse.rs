@@ -150,7 +150,7 @@ fn memory_stays_bound_if_heap_multicast_times_out() {
 }
 
 #[test]
-fn bound_multicast_range_is_occupied_until_unbound() {
+fn multicast_range_cannot_be_bound_again_until_unbound() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let bytes = bytes();

@@ -129,7 +129,7 @@ mod tests {
     }
 
     #[test]
-    fn kernel_absent_from_the_ptx_or_from_both_lists_is_reported() {
+    fn missing_kernel_and_unlisted_kernel_are_reported() {
         let renamed = kernels(8).replace(".entry pipeline(", ".entry conveyor(");
         let faults = check(&renamed, OLD).faults;
         assert_eq!(faults.len(), 2);

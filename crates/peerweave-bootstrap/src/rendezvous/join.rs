@@ -29,8 +29,8 @@ use crate::wire::socket::is_loopback_only;
 /// the server makes these checks.
 const LOOK_AT_SIBLINGS: Duration = Duration::from_millis(10);
 
-/// Maximum time for which binding the server's address is retried. An earlier run of this job may
-/// still use the address.
+/// Maximum time for which PE 0 tries to bind the server's address. The first tries can fail,
+/// because an earlier run of this job may still use the address.
 const ADDRESS_TAKEN: Duration = Duration::from_secs(3);
 
 /// Starts the server in the process of PE 0.

@@ -168,9 +168,10 @@ impl Rendezvous {
         Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), &options)
     }
 
-    /// Joins a job. PE 0 has started a server and passes it as `server`. `ended` receives the PEs
-    /// that have not joined yet, and returns those that will not join. `until` is the deadline of
-    /// the join. `deadline` is the maximum time for each later call.
+    /// Joins a job. PE 0 has started a server and passes it as `server`. The function `ended` takes
+    /// the list of the PEs that have not joined yet, and returns those of them that will never
+    /// join. `until` is the deadline of the join. `deadline` is the maximum time for each later
+    /// call.
     pub(crate) fn join_served(
         job: &Job,
         server: Option<Server>,

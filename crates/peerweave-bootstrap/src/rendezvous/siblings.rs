@@ -37,7 +37,8 @@ const GRACE: Duration = Duration::from_millis(500);
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
 /// Duration of the first phase of the watch, in which the checks are more frequent.
 const AT_FIRST: Duration = Duration::from_secs(2);
-/// Maximum number of watched processes of one rank. A rank with more processes is not reported.
+/// Maximum number of processes that this PE watches for one rank. A rank with this number of
+/// processes is never reported as ended.
 const MAX_MEMBERS: usize = 64;
 
 /// The variables that distinguish a torchrun job from other jobs of this user.
@@ -70,9 +71,9 @@ struct Rank {
 }
 
 impl Siblings {
-    /// Starts to watch the processes of a job. Returns `None` unless the launcher is torchrun, all
-    /// PEs are on one machine, and PE 0 runs the server. Also returns `None` if this process was
-    /// not started with the variables of this job, or if `/proc` cannot be read.
+    /// Starts to watch the processes of a job. This is possible only if the launcher is torchrun,
+    /// all PEs are on one machine, PE 0 runs the server, this process was started with the
+    /// variables of the job, and `/proc` can be read. Otherwise returns `None`.
     pub(crate) fn of(job: &Job) -> Option<Self> {
         if job.launcher != Launcher::Torchrun || job.served != Served::ByPe0 || !job.is_on_one_machine() {
             return None;

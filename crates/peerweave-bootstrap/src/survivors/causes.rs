@@ -61,10 +61,10 @@ impl Survivors<'_> {
         None
     }
 
-    /// Returns the members that are probably stopped. Use this function after a failure that names
-    /// no PE, for example if a server does not answer. This function withdraws this PE from the
-    /// attempt that led to `decision`. Every running member then withdraws too. So a member that
-    /// neither withdraws nor ends within `limit` is probably stopped.
+    /// Withdraws this PE from the attempt that led to `decision`, and returns the members that are
+    /// probably stopped. Every running member notices the withdrawal, and withdraws too. So a
+    /// member that neither withdraws nor ends within `limit` is probably stopped. Use this function
+    /// after a failure that names no PE, for example if a server does not answer.
     fn remaining(&self, decision: &Decision, limit: Duration) -> Vec<Pe> {
         self.withdraw(decision, None);
         let until = Instant::now() + limit;

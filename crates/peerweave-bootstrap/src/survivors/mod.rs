@@ -330,11 +330,12 @@ impl<'a> Survivors<'a> {
         (self.words)(self.me.index())
     }
 
-    /// Agrees on a new job with the other PEs that have not ended. One of these PEs is the leader.
-    /// On the leader, this function calls `lead` with two arguments: the number of the attempt, and
-    /// the members. `lead` prepares the new job and returns its ticket. On each waiting PE, this
-    /// function calls `check` repeatedly. If `lead` or `check` returns an error, this function
-    /// returns that error.
+    /// Agrees on a new job with the other PEs that have not ended. One of these PEs is the leader,
+    /// and the other PEs wait for the leader's decision. On the leader, this function calls `lead`
+    /// with the number of the attempt and the members of the new job. `lead` prepares the new job
+    /// and returns its ticket. On a waiting PE, this function calls `check` repeatedly, so that the
+    /// caller can end the wait. If `lead` or `check` returns an error, this function returns that
+    /// error.
     ///
     /// # Collective
     /// All PEs of the old job that have not ended.

@@ -59,8 +59,8 @@ use peerweave_types::KernelOp;
 /// Number of slots for inputs in the ring of a block. The ring has the same number of slots for
 /// results.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for two flags, each in its own cache line. One rank raises these
-/// flags for one block of another rank.
+/// Size in bytes of the memory for two flags, each in its own cache line. In a staging area, there
+/// are two such flags for each block and each other rank: that rank raises the flags for the block.
 pub const FLAG_BYTES: u64 = 256;
 /// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
 /// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
@@ -225,10 +225,10 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         }
     }
 
-    /// Returns the offer of the rank `k` places after this rank: the distance from that rank's
-    /// staging area to its result buffer. Returns 0 if that rank offers no buffer, if `k` is 0, or
-    /// if `k` is not less than the number of ranks. A rank writes its offer before it raises its
-    /// first flag, so this thread must have seen that flag.
+    /// Returns the offer of the rank `k` places after this rank. An offer is the distance from a
+    /// rank's staging area to its result buffer, or 0 if the rank offers no buffer. Also returns 0
+    /// if `k` is 0 or is not less than the number of ranks. A rank writes its offer before it
+    /// raises its first flag. So this thread must have seen that flag.
     #[inline(always)]
     fn offer(&self, k: u32) -> u64 {
         if k == 0 || k >= self.call.ranks {

@@ -7,7 +7,7 @@
 //! a line of the input and later writes the same line of the result.
 //!
 //! In plain kernels ([`super::kernel`]) for up to 4 ranks, a thread waits for two lines of each
-//! rank at a time, because loading two lines takes as long as loading one.
+//! rank at a time. Loading two lines takes no longer than loading one.
 
 use crate::Call;
 use crate::line::push::push_to_banks;
@@ -32,8 +32,8 @@ struct Thread<'a, const PLAIN: bool> {
     lines: u64,
     /// Number of lines in a part of the input. The input has one part for each rank.
     part: u64,
-    /// Index of the line in the bank at which the reduced parts start. The parts that are not yet
-    /// reduced come first, so this index is also the number of their lines.
+    /// Index in the bank of the first line of the reduced parts. The unreduced parts lie before
+    /// this line, so this index is also the number of lines in all unreduced parts.
     results: u64,
     /// Distance from each line that this thread handles to its next line, in lines.
     step: u64,
@@ -115,10 +115,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 
     /// Waits for lines that the other ranks have reduced, and copies the lines to the result. In
-    /// each step, this thread copies two of its lines of every part, starting with line `index` of
-    /// the parts, until the last part has fewer than two of its lines left. Returns the index of
-    /// this thread's first line that is not copied. The last part may be shorter than the other
-    /// parts.
+    /// each step, this thread copies two of its lines of every part, beginning with line `index` of
+    /// the parts. The loop ends when this thread has fewer than two lines left in the last part,
+    /// which may be shorter than the other parts. Returns the index of this thread's first line
+    /// that is not copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

@@ -36,8 +36,7 @@ impl Row {
         Self { first: self.first + step, ..self }
     }
 
-    /// Returns the index of the line that belongs to rank `rank`. The index counts from the start
-    /// of `lines`.
+    /// Returns the position in `lines` of the line that comes from rank `rank`.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride
@@ -87,8 +86,8 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits until one group of lines of a row has arrived, and returns these lines. The group has the
-/// lines of ranks `base` to `base + W - 1`.
+/// Waits until the lines of ranks `base` to `base + W - 1` have arrived, and returns these lines. A
+/// row has one line from each rank, and these lines are one group of the row.
 ///
 /// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
 /// reads the last rank's line again. The poll also reads this rank's own line, which no rank
@@ -187,9 +186,8 @@ pub(crate) fn put_back<const W: usize, const MORE: bool>(call: &Call, row: Row) 
     }
 }
 
-/// Returns the bank that the launch with the epoch `epoch` uses in a staging area. A staging area
-/// has two banks of lines, which launches use alternately. The staging area belongs to the rank `k`
-/// places after this rank.
+/// Returns the bank that the launch with the epoch `epoch` uses in the staging area of the rank `k`
+/// places after this rank. A staging area has two banks of lines, which launches use alternately.
 ///
 /// # Safety
 /// The staging areas of the call have two banks of [`Call::bank_bytes`] bytes.

@@ -82,8 +82,8 @@ pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 /// count belongs to one of the two blocks: only that block uses and writes the count.
 #[derive(Clone, Copy)]
 enum Count {
-    /// Number of rounds in which the first block of a pair has pushed lines to the rank. The first
-    /// block keeps this count.
+    /// For one receiving rank: number of rounds in which the first block of the pair has pushed
+    /// lines to that rank. The first block keeps this count.
     Sent,
     /// Number of rounds in which lines from the rank have arrived for the second block of a pair.
     /// The second block keeps this count.
@@ -93,8 +93,8 @@ enum Count {
     FirstOffers,
     /// The same number as [`Self::FirstOffers`]. The second block of a pair keeps this count.
     SecondOffers,
-    /// Number of messages from the rank for which [`Transfer::recv_is_offered`] was 1. The second
-    /// block of a pair keeps this count.
+    /// For one sending rank: number of messages from that rank for which
+    /// [`Transfer::recv_is_offered`] was 1. The second block of the pair keeps this count.
     OffersHere,
 }
 
@@ -151,8 +151,8 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// 0 for the first block that pushes lines of a message; 1 for the second block. Always 0 if
-    /// `halves` is 1.
+    /// Which of the blocks that push lines of a message this block is: 0 for the first, 1 for the
+    /// second. Always 0 if `halves` is 1.
     half: u64,
     /// Number of blocks of a pair that push lines of a message: 2 if both blocks push, otherwise 1.
     halves: u64,
@@ -179,9 +179,10 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns the number of ranks, as the limit of loops over ranks. If `W`, the maximum number of
-    /// ranks, is 2, returns the constant 2, so that the compiler unrolls the loops. In a launch
-    /// with only one rank, these loops also handle a second rank, whose messages are empty.
+    /// Returns the limit for loops over ranks. Normally the limit is the number of ranks. If `W`,
+    /// the maximum number of ranks, is 2, the limit is the constant 2, so that the compiler unrolls
+    /// the loops. A launch with only one rank then also runs these loops for a second rank, whose
+    /// messages are empty.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
@@ -231,10 +232,11 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers of the other ranks, and sets [`Self::accepted`]. An offer is valid only
-    /// after its rank has raised the flag *open*. So this block must have seen that flag of every
-    /// rank to which the block pushes a message with [`Transfer::send_is_offered`]. The offers of
-    /// other ranks have no effect on this block.
+    /// Reads the offers that the other ranks have written, and sets [`Self::accepted`]. By an
+    /// offer, a rank lets a sender store a message directly in its result buffer. This block uses
+    /// the offers of the ranks to which it pushes a message with [`Transfer::send_is_offered`].
+    /// Such a rank writes its offer before it raises the flag *open*, so this block must have seen
+    /// that flag. The offers of all other ranks have no effect.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;

@@ -1,4 +1,4 @@
-//! The function that the caller of a reduction passes.
+//! Reductions by a function of the program, instead of a predefined operator such as a sum.
 #![allow(unsafe_code)]
 
 use crate::backend::{Combine, Special};

@@ -234,9 +234,8 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
 
     /// Creates a backend for the PEs that remain, with its own memory: see
     /// [`World::shrink`](crate::World::shrink). Collective over the PEs that have neither died nor
-    /// left. Once this method has been called, this backend runs no operations between PEs. If the
-    /// call succeeds, the only later calls to this backend are those that access this PE's own
-    /// memory.
+    /// left. From this call on, the old backend runs no operations between PEs. After the call has
+    /// succeeded, the old backend is only used for accesses to this PE's own memory.
     ///
     /// # Errors
     /// [`Error::Timeout`], which names the PEs that have neither made this call nor ended. After a

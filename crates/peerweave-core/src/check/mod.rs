@@ -75,9 +75,8 @@ impl<'a> Prepared<'a> {
         (self.take_op(), self.owners.map(Owner::hold))
     }
 
-    /// Moves the operation out of `self.op`, and returns the operation. Stores [`Op::Quiet`] in
-    /// `self.op` instead. [`Op::Quiet`] owns no memory, so the destructor of `self` then drops no
-    /// operation.
+    /// Takes the operation out of `self` and returns it. Leaves [`Op::Quiet`] in its place: this
+    /// operation owns no memory, so the destructor of `self` has nothing to drop.
     fn take_op(&mut self) -> Op {
         ManuallyDrop::into_inner(mem::replace(&mut self.op, ManuallyDrop::new(Op::Quiet)))
     }

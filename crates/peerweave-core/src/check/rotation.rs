@@ -1,11 +1,11 @@
 //! Chooses which word is checked first by a wait for any of several words.
 //!
 //! If every wait checked word 0 first, and word 0 always satisfied the wait, no wait would return
-//! another word. Therefore the waits of a thread begin with different words. The indices of these
-//! words follow a Weyl sequence: the fractional parts of the multiples of an irrational number,
-//! scaled to the number of words. The values of this sequence are spread evenly, and so are the
-//! values of any subsequence at regular distances. Therefore every word is checked first at short
-//! intervals, even if a thread alternates between waits for several sets of words.
+//! another word. Therefore the waits of a thread begin with different words. Their indices follow a
+//! Weyl sequence: the fractional parts of the multiples of an irrational number, scaled to the
+//! number of words. The values of this sequence are spread evenly. The same is true of every second
+//! value, every third value, and so on. So every word is checked first at short intervals, even if
+//! a thread alternates between waits for several sets of words.
 
 use std::cell::Cell;
 
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn start_returns_each_index_within_3_times_count_calls() {
+    fn every_word_is_first_within_3n_waits_for_n_words() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn start_returns_each_index_despite_calls_with_other_counts() {
+    fn every_word_is_first_within_20n_waits_despite_other_waits() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -18,7 +18,8 @@ use std::time::Duration;
 /// The symmetric memory of all simulated PEs, one PE after the other.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// The start of a boxed slice of `len` words.
+    /// The address of the first of `len` words. The words are a boxed slice, which dropping this
+    /// value frees.
     words: *mut u64,
     len: usize,
     /// The start of the symmetric memory of PE 0: the first aligned address in `words`.

@@ -43,7 +43,7 @@ pub enum Call {
     Release(SymOffset),
     /// A call that splits a team.
     Split {
-        /// The team that is split.
+        /// The parent team, which the call splits.
         parent: TeamId,
         /// The call that splits the team.
         call: SplitCall,

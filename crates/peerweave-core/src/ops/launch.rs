@@ -64,8 +64,9 @@ impl LaunchShape {
     }
 }
 
-/// An argument of a launch, for a kernel parameter of type `P`. The argument is a `P`, a
-/// `&Symmetric<T>` if `P` is `SymSlice<T>`, or a `&Team` if `P` is `KernelTeam`.
+/// An argument of a launch, for a kernel parameter of type `P`. A value of type `P` is always
+/// possible. For the parameter type `SymSlice<T>`, a `&Symmetric<T>` is possible too. For
+/// `KernelTeam`, a `&Team` is possible too.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be passed to a kernel's parameter of type `{P}`",
     note = "pass a value of the parameter's own type, `&Symmetric<T>` for a `SymSlice<T>`, or `&Team` for a `KernelTeam`"

@@ -97,8 +97,8 @@ pub struct Collectives {
     scatters: [[OnceLock<LoadedKernel>; 2]; DType::ALL.len()],
     /// Loaded kernels of scans, indexed by the element type.
     scans: [OnceLock<LoadedKernel>; DType::ALL.len()],
-    /// Loaded kernels of all_gather and all_to_all. The indices are the operation, and whether all
-    /// parts are whole 16-byte lines.
+    /// Loaded kernels of all_gather and all_to_all. The first index selects the operation. The
+    /// second index is 1 if all parts are whole 16-byte lines.
     exchanges: [[OnceLock<LoadedKernel>; 2]; 2],
     /// Loaded kernels that send messages. The first index tells how messages are sent: 0 as 16-byte
     /// lines, 1 in chunks through rings of slots. The second index is 1 if all messages are whole

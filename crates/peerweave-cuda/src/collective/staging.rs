@@ -31,9 +31,9 @@ pub(crate) struct Room {
 /// this memory.
 pub(super) struct Staging {
     room: Room,
-    /// Counters in this device's memory. First the counter of launches, then one counter for each
-    /// block of a reduction through rings, then the counters of channels, and last the counters of
-    /// message rings.
+    /// Counters in this device's memory, in this order: the counter of launches; one counter for
+    /// each block of a reduction through rings; the counters of channels; the counters of message
+    /// rings.
     counters: Local<u64>,
     /// Template for the argument of kernels that use the banks. Each call copies the template, and
     /// sets the values that differ between calls.

@@ -82,10 +82,10 @@ pub(super) struct Wave {
     transfers: Transfers,
     /// Whether a message that this rank receives overwrites a message that this rank sends.
     in_place: bool,
-    /// Whether receivers may offer their result buffers, so that senders write directly to these
-    /// buffers. The value must be the same on all ranks. It is `false` if all messages have the
-    /// same sender or the same receiver, because such messages are faster through the rings
-    /// (measured in bench-results/2026-11-26-h100).
+    /// Whether receivers may offer their result buffers to senders. A sender then writes directly
+    /// to the offered buffer, instead of sending through a ring. The value must be the same on all
+    /// ranks. It is `false` if all messages have the same sender or the same receiver, because such
+    /// messages are faster through the rings (measured in bench-results/2026-11-26-h100).
     has_offers: bool,
 }
 

@@ -24,9 +24,9 @@ const LOOK: Duration = Duration::from_micros(200);
 /// the maximum time for which [`Gpu::end`] waits until modules are unloaded.
 const PATIENCE: Duration = Duration::from_secs(2);
 
-/// A guard that is dropped together with a GPU. Other threads may hold the heap of the GPU and
-/// NVSHMEM's context for a short time after the GPU is dropped. When the guard is dropped, it waits
-/// until all threads have released the heap and the context, for at most [`PATIENCE`].
+/// A guard that a GPU owns. After a GPU is dropped, other threads may hold the GPU's heap and
+/// NVSHMEM's context for a short time. The drop of the guard waits until these threads have
+/// released both, for at most [`PATIENCE`].
 pub(crate) struct Gone(Vec<Question>);
 
 impl Gone {

@@ -83,9 +83,8 @@ pub(crate) struct Inner {
     /// The first failure since the GPU was set up or recovered; `None` if there was no failure.
     failed: Mutex<Option<String>>,
     recoveries: Mutex<u64>,
-    /// Counter of exchanges in which all PEs take part, such as the exchanges in the set-up of
-    /// collectives, of NCCL and of route tables. The label of the next such exchange contains this
-    /// number.
+    /// Number of exchanges among all PEs so far, such as those in the set-up of collectives, of
+    /// NCCL and of route tables. The label of the next exchange contains this number.
     collectives: AtomicU64,
     /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
     /// be the last field, so that all other fields are dropped first.

@@ -23,8 +23,8 @@ pub(crate) struct Modules {
     /// Loaded kernels. The key is the address of the kernel's PTX image, the kernel's name, and
     /// whether the kernel belongs to the variant that calls NVSHMEM.
     kernels: Mutex<HashMap<(usize, &'static str, bool), LoadedKernel>>,
-    /// One entry for each different PTX text. Kernels of the same crate have the same text, but may
-    /// have different images.
+    /// One entry for each distinct PTX text. All kernels of one crate have the same PTX text, so
+    /// they share one entry, even if their [`PtxImage`] values differ.
     crates: Mutex<Vec<Arc<Crate>>>,
 }
 
@@ -64,8 +64,9 @@ impl Modules {
 }
 
 impl Inner {
-    /// Returns the kernel `name` of the crate with this PTX image. The first call for a kernel
-    /// loads the part of the PTX that contains this kernel, and links the part if it calls NVSHMEM.
+    /// Returns the kernel `name` of the crate to which the PTX image belongs. A crate's PTX is
+    /// loaded in parts. The first call for a kernel loads the part that contains the kernel. If
+    /// this part calls NVSHMEM, the call first links the part with NVSHMEM.
     pub(crate) fn kernel(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, self.network)
     }

@@ -15,8 +15,8 @@ pub(crate) struct Parts<'a> {
     /// The whole text in pieces. A piece is a function, a variable, or a line that applies to the
     /// whole text.
     pieces: Vec<Piece<'a>>,
-    /// For each name, the indices of its pieces. A function that is declared and defined has
-    /// several pieces.
+    /// For the name of each function and variable, the indices of its pieces in `pieces`. A
+    /// function that is both declared and defined has several pieces.
     named: HashMap<&'a str, Vec<usize>>,
     /// For each part, the kernels of the part, as indices in `pieces`. The driver compiles each
     /// part as one module. The list is empty if the part was joined with another part, which then

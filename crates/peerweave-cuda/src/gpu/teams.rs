@@ -64,9 +64,9 @@ impl Teams {
         }
     }
 
-    /// Sets the state of a team number to [`Number::Ended`], so that no launch finds the team.
-    /// Returns `true` if this succeeded. If the team has users other than the caller's handle,
-    /// keeps the team and returns `false`.
+    /// Ends a team if only the caller uses it: sets the state of its number to [`Number::Ended`],
+    /// so that no launch finds the team, and returns `true`. If the team has other users, changes
+    /// nothing and returns `false`.
     pub(crate) fn end(&self, number: u32, members: &Arc<Members>) -> bool {
         let mut numbers = self.numbers();
         // If the team has no other users, there are two handles: the caller's handle and the

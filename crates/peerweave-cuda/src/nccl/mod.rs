@@ -217,8 +217,8 @@ fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE is lost. The thread is needed for graphs, because
-/// no ticket and no watchdog waits for the NCCL calls that a graph replays.
+/// A thread that aborts a communicator when a PE is lost. The thread is needed for NCCL calls in
+/// graphs: when a graph is replayed, neither a ticket nor a watchdog waits for its NCCL calls.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {

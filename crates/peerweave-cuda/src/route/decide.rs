@@ -167,9 +167,9 @@ pub(crate) struct Decision {
     /// carries out the call.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// A requested method that cannot be used. The first value tells who requested the method: a
-    /// route-table row or the caller. The second value is the reason why the method cannot be used.
-    /// `None` if every request is fulfilled.
+    /// Set if a requested method cannot be used; `None` otherwise. The first value tells who
+    /// requested the method: a row of the route table, or the caller. The second value is the
+    /// reason why the method cannot be used.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
 

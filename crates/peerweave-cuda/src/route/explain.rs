@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn explanation_names_the_route_its_reason_and_the_table() {
+    fn explanation_contains_the_chosen_route_and_the_reason() {
         let routes = Routes::new(RouteTable::builtin("sm_90"));
         let query = Query::new(CollectiveKind::AllReduce, DType::BF16, 512);
         assert_eq!(

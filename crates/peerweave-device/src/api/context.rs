@@ -48,7 +48,8 @@ pub struct Context {
     /// A cache with one entry of the table of teams: the entry of the team that this thread used
     /// last.
     pub(crate) last_team: Cell<TeamCache>,
-    /// The addresses that this thread used in its last synchronisation of a team.
+    /// A cache with the addresses by which this thread synchronised with another member of a team,
+    /// in its last synchronisation.
     pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,
@@ -296,8 +297,8 @@ fn entry(peers: u64, pe: u32) -> *const u64 {
 }
 
 impl Drop for Context {
-    /// Waits until bulk copies have read their sources in shared memory. The reason is that the SM
-    /// reuses the block's shared memory when the block ends.
+    /// Waits until bulk copies have read their sources in shared memory. Without this wait, the SM
+    /// could reuse the shared memory of an ended block too early.
     #[inline(always)]
     fn drop(&mut self) {
         if gpu::bulk::AVAILABLE && self.bulk_pending.get() {

@@ -128,9 +128,9 @@ pub(super) fn get<S: Scope>(to: u64, from: u64, bytes: usize, pe: u32, nbi: bool
     }
 }
 
-/// A change of a signal word on another PE. The change sets the word to `value`, or adds `value` to
-/// the word, as `op` states. `word` is the address in this PE's own heap that corresponds to the
-/// signal word.
+/// A change of a signal word on another PE. `op` states whether the change sets the word to `value`
+/// or adds `value` to the word. `word` is the address that the signal word has in this PE's own
+/// heap: as in NVSHMEM, the word has the same offset in the heap of the other PE.
 #[derive(Clone, Copy)]
 pub(super) struct Signal {
     pub(super) word: u64,

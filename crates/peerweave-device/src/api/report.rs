@@ -103,9 +103,9 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The state of one wait in a kernel. The wait calls [`Pause::pause`] after each unsuccessful poll.
-/// After every [`Spin::INTERVAL`] polls, this method reads the clock and checks the deadline. If
-/// the last reading of the abort word is at least [`Spin::abort_ns`] nanoseconds ago, this method
-/// also reads the abort word.
+/// Once in [`Spin::INTERVAL`] calls, `pause` reads the clock and checks the deadline. If the last
+/// reading of the abort word is at least [`Spin::abort_ns`] nanoseconds ago, `pause` then also
+/// reads the abort word.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,

@@ -72,9 +72,10 @@ pub unsafe trait Access<R>: Copy {
 
 /// Fences with one scope.
 pub trait Fence {
-    /// Orders earlier accesses of this thread before later accesses of this thread. Other threads
-    /// observe this order if they synchronise with this thread by relaxed accesses and fences. On a
-    /// GPU the fence returns when all earlier stores of this thread have been performed.
+    /// An acquire-release fence: orders this thread's earlier accesses before its later accesses.
+    /// Another thread observes this order if the two threads synchronise by relaxed accesses and
+    /// fences. On a GPU, the fence returns only when all earlier stores of this thread have been
+    /// performed.
     fn acq_rel();
 
     /// Like [`Self::acq_rel`]. In addition, all sequentially consistent fences have a single total

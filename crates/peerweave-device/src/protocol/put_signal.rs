@@ -24,8 +24,8 @@ pub fn signal<W: Word + ?Sized>(word: &W, value: u64, op: SignalOp) {
     }
 }
 
-/// Reads the word once, and compares it with `value` by `compare`. Returns the word if the
-/// comparison is true; `None` otherwise.
+/// Reads the word once, and compares it with `value`. `compare` selects the comparison. Returns the
+/// value of the word if the comparison is true; `None` otherwise.
 ///
 /// # Ordering
 /// Acquire, if the result is not `None`.

@@ -43,8 +43,8 @@ impl BeforeExit {
         (!CLOSED.load(Ordering::SeqCst)).then_some(inside)
     }
 
-    /// Registers a function with `atexit`. When the process exits, the registered function waits,
-    /// for at most 2 s, for the threads that have [entered](Self::enter).
+    /// Makes the exit of the process wait, for at most 2 s, for the threads that have
+    /// [entered](Self::enter) the gate. For this purpose, registers a function with `atexit`.
     ///
     /// When the process exits, the function that was registered last runs first. So call `register`
     /// after initialising the libraries that the threads call. Call `register` again after

@@ -3,9 +3,10 @@
 //!
 //! The driver's `cuMemFree` waits until the whole device is idle. During this wait, no thread of
 //! the process can launch a kernel, create an event or allocate on that device (observed on H200).
-//! This wait can cause a deadlock: a collective may be running on the device, and a peer in the
-//! collective may wait for the next launch of this process. So this module frees memory in the
-//! order of a separate, idle stream, which releases the memory immediately.
+//! This can cause a deadlock: a collective may be running on the device, and a peer in the
+//! collective may wait for the next launch of this process. So this module frees memory by
+//! `cuMemFreeAsync` on a separate stream, if the device has memory pools. That stream is idle, so
+//! the memory is freed immediately.
 
 use std::cell::RefCell;
 use std::sync::Arc;

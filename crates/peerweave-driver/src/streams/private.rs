@@ -88,8 +88,9 @@ impl Drop for PrivateStream {
     }
 }
 
-/// Destroys each private stream that its owner has dropped, if no other code has a handle to the
-/// stream. The driver still executes the pending work of a destroyed stream.
+/// Destroys each dropped private stream to which no handle is left. A dropped stream with other
+/// handles stays for a later call. The driver still executes the pending work of a destroyed
+/// stream.
 pub(crate) fn sweep() {
     let mut last = Vec::new();
     made().retain(|_, left| match left.take().map(Arc::try_unwrap) {

@@ -93,7 +93,8 @@ const ASK_AGAIN: Duration = Duration::from_millis(1);
 /// memory.
 const IDLE: Duration = Duration::from_secs(1);
 
-/// The channel to the reaper thread of each device. The key `None` is for values without a device.
+/// For each device, the channel to its reaper thread. The reaper thread of the key `None` gets the
+/// values that belong to no device.
 static REAPERS: Mutex<BTreeMap<Option<usize>, Sender<Entry>>> = Mutex::new(BTreeMap::new());
 
 fn send(entry: Entry) {

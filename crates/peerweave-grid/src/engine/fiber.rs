@@ -51,7 +51,7 @@ static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::ne
 /// that a thread has used.
 const MOST_FREE: usize = 8192;
 
-/// Maximum number of free stacks that a run takes from [`FREE`] at a time.
+/// Maximum number of free stacks that a run moves from [`FREE`] to its own list in one step.
 const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {

@@ -180,7 +180,7 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// For each launch, the blocks that have not started.
+/// The blocks that still have to be started, for each launch of the run.
 struct Waiting {
     /// For each launch: the index of the block that starts next, and the number of all blocks.
     next: Vec<(u64, u64)>,
@@ -230,7 +230,7 @@ struct Engine<'a> {
     /// Number of unsuccessful polls of memory since a thread last made progress, or since the last
     /// call of [`Self::rest`].
     idle: usize,
-    /// Number of consecutive pauses of the whole run (see [`Self::rest`]).
+    /// Number of pauses ([`Self::rest`]) of the whole run since a thread last made progress.
     rests: u32,
     turns: u64,
     fills: Random,

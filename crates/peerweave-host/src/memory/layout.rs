@@ -101,8 +101,8 @@ pub(crate) struct PePage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// The state of the call: its number, its phase, and a PE. In the phases of a failure, this is
-    /// the PE that the error names.
+    /// The state of the call in one word: the number of the call, its phase, and a PE. If the call
+    /// has failed, the PE is the one that the error names.
     pub(crate) state: AtomicU64,
     /// The decision of the leader: the slot of the new team, and an epoch. The epoch is the highest
     /// that any member has used in this slot. Only the leader writes this word.

@@ -1,14 +1,14 @@
-//! The entry line is one cache line. A rank that enters an operation publishes an entry in its
-//! line. The entry has an epoch, the signature of the call, and up to 24 bytes of the operand. The
-//! epoch is the number of the operation in its team.
+//! Entry lines. An entry line is a cache line in which a rank announces that it has entered an
+//! operation. The announcement is called an entry. It has an epoch, the signature of the call, and
+//! up to 24 bytes of the operand. The epoch is the number of the operation in its team.
 //!
 //! The protocol, with its rule for the reuse of lines, is [`peerweave_device::sealed`]. Each of the
 //! eight words contains 32 bits of data and the 32-bit epoch. A reader that finds the epoch in all
 //! eight words has all data, whatever the order of the stores. So one vector store can write the
 //! line, and the cache line moves between cores once instead of eight times.
 //!
-//! The root of a small broadcast writes its operand into the cache line behind its entry line
-//! before it publishes the entry.
+//! The operand of a small broadcast may need more than 24 bytes. The root then writes the operand
+//! into the cache line after its entry line, and publishes the entry afterwards.
 
 use crate::memory::layout::ENTRY_LINES;
 #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -80,7 +80,7 @@ impl Kernels {
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
     }
 
-    /// Resets the epochs of a team slot when a new team uses the slot.
+    /// Sets the epochs of a team slot to 0. Called when a new team gets the slot.
     pub(crate) fn reset(&self, slot: usize) {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }

@@ -27,9 +27,10 @@ impl Failure {
         Self { error, reported: Arc::default() }
     }
 
-    /// Creates the failure of an operation that was skipped because of the failure `self`. `error`
-    /// is the error of the skipped operation. The two failures share one `reported` flag: if a call
-    /// returns either failure, both count as reported.
+    /// Creates the failure of an operation that was skipped because an earlier operation failed.
+    /// `self` is the failure of the earlier operation, and `error` is the error of the skipped
+    /// operation. The two failures share one `reported` flag: if a call returns either failure,
+    /// both count as reported.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }

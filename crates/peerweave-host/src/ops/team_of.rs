@@ -50,8 +50,8 @@ mod phase {
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that failed because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
-    /// Phase of a call that another member has ended. The reason is a PE that did not arrive before
-    /// the deadline, or that was lost. The state word names this PE.
+    /// Phase of a call that another member has ended, because a PE was lost or did not arrive
+    /// before the deadline. The state word names this PE.
     pub(super) const LATE: u64 = 8;
     /// Phase of a call that failed because another PE passed a different list. The state word names
     /// this other PE. The member stays in this phase until it has read the other PE's list.
@@ -143,9 +143,9 @@ impl<'a> TeamCall<'a> {
         self.members.iter().copied().filter(move |&pe| pe != me)
     }
 
-    /// Waits until no PE needs the list of this PE's previous call any more. After a mismatch,
-    /// other PEs read this list for their errors. Waits at most [`READ_WITHIN`], because the system
-    /// may have suspended one of these PEs.
+    /// Waits until no other PE still reads the list of members that this PE published for its
+    /// previous call. After a mismatch, other PEs read this list to describe it in their errors.
+    /// Waits at most [`READ_WITHIN`], because the system may have suspended one of these PEs.
     fn wait_for_readers(&self) {
         let me = self.shared.peers.me;
         let reads = |pe: usize| {
@@ -186,8 +186,8 @@ impl<'a> TeamCall<'a> {
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 
-    /// Returns the state word and the list of members of PE `pe`'s current `team_of` call. Returns
-    /// `None` if that call is not in the phase in which it waits for other members.
+    /// Returns the state word and the list of members of the `team_of` call in which PE `pe` waits
+    /// for the other members. Returns `None` if PE `pe` does not wait in such a call.
     fn waiting(&self, pe: usize) -> Option<(u64, Vec<usize>)> {
         let words = self.words(pe);
         let seen = words.state.load(Ordering::Acquire);

@@ -249,10 +249,9 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The intermediate state of a reduction between two inputs. The state consists of vector
-/// registers, not of arrays of lanes. The compiler could split arrays of lanes into vectors of 16
-/// bytes, depending on other code in the codegen unit. `cargo xtask vectors` checks that the
-/// compiler does not split the registers.
+/// The intermediate state of a reduction between two inputs. The type is made of vector registers,
+/// because the compiler could split arrays of lanes into vectors of 16 bytes, depending on other
+/// code in the codegen unit. `cargo xtask vectors` checks that no registers are split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]

@@ -21,7 +21,8 @@ thread_local! {
     static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
 }
 
-/// Counts a call. Returns whether this call must check its target.
+/// Counts one one-sided call of this thread. Returns whether this call must check that its target
+/// PE is alive.
 #[inline]
 pub(crate) fn check_is_due() -> bool {
     CALLS_LEFT.with(|left| match left.get().checked_sub(1) {

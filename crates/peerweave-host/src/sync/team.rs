@@ -61,9 +61,9 @@ pub(crate) struct Channel {
     /// Number of operations that have ended. If this number is `n`, the operation at position `n`
     /// may run. Positions start at 0.
     pub(crate) ended: AtomicU64,
-    /// Number of messages that this rank has published in the mailbox (if it sends) or has read
-    /// from the mailbox (if it receives). Only the running operation of the channel changes this
-    /// number.
+    /// On the sender: number of messages that this rank has published in the mailbox. On the
+    /// receiver: number of messages that this rank has read from the mailbox. Only the running
+    /// operation of the channel changes this number.
     pub(crate) messages: AtomicU64,
 }
 

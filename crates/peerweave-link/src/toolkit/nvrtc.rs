@@ -313,11 +313,10 @@ impl Nvrtc {
     }
 }
 
-/// Loads NVRTC's library of built-in functions, which is in the directory of NVRTC. At each
-/// compilation, NVRTC opens this library by its file name. The wheel of NVRTC 13.0 needs this
-/// function: the dynamic linker does not search the directory of this wheel, but it finds a library
-/// that is already loaded. If this function cannot load the library, later compilations report the
-/// missing library.
+/// Loads NVRTC's library of built-in functions from the directory of NVRTC. At each compilation,
+/// NVRTC opens this library by its file name. With the wheel of NVRTC 13.0, this fails unless the
+/// library is already loaded, because the dynamic linker does not search the wheel's directory. If
+/// this function cannot load the library, later compilations report the missing library.
 fn load_builtins(compiler: &Library, version: Version) {
     let name = format!("libnvrtc-builtins.so.{}.{}", version.major, version.minor);
     let Some(file) = compiler.directory().map(|directory| directory.join(name)).filter(|file| file.is_file()) else { return };

@@ -227,8 +227,8 @@ fn wait_at_exit(registered: &Once) {
     });
 }
 
-/// Calls [`wait_at_exit`] to register the exit function a second time. Called after the first
-/// communicator was created. Later calls have no effect.
+/// Registers the exit function a second time, as explained at [`wait_at_exit`]. Called after the
+/// first communicator was created. If this function is called again, it does nothing.
 pub(super) fn created() {
     static REGISTERED: Once = Once::new();
     wait_at_exit(&REGISTERED);

@@ -245,9 +245,9 @@ pub(crate) struct Watch {
 }
 
 impl Watch {
-    /// Queries the rendezvous for lost ranks if the next query is due. After the rendezvous has
-    /// reported a lost rank, the wait may continue for [`LAST_WORK`]. Fails when this time has
-    /// passed.
+    /// Called repeatedly during a wait. Asks the rendezvous at intervals whether ranks were lost.
+    /// After a loss was reported, the wait may continue for [`LAST_WORK`]. Once this time has
+    /// passed, this function fails.
     pub(crate) fn look(&mut self, inner: &Arc<Inner>, waited: Duration) -> Result<(), NcclError> {
         if let Some((ranks, since)) = &mut self.gone {
             if since.elapsed() < LAST_WORK {

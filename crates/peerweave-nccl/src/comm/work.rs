@@ -28,8 +28,8 @@ const DISABLE_TIMING: u32 = 2;
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time at which the watchdog began to wait for calls that are not known to be complete. `None`
-    /// while the watchdog waits for no calls.
+    /// Time at which the watchdog began to wait for the calls after call `done`. `None` while the
+    /// watchdog waits for no calls.
     since: Option<Instant>,
     marks: Option<Marks>,
     /// Whether the late work was reported.

@@ -66,8 +66,8 @@ pub enum NvlsHostMode {
     /// NCCL's host API does not use the NVLS transport, and does not register buffers for this
     /// transport. All other NVLS operations stay enabled.
     DisableTransport,
-    /// NCCL's host API uses no multimem instructions in two places: NCCL's symmetric kernels, and
-    /// copies by copy engines. The API uses all other NVLS operations.
+    /// In calls of NCCL's host API, neither NCCL's symmetric kernels nor copies by copy engines use
+    /// multimem instructions. All other NVLS operations stay enabled.
     DisableSymmetricMultimem,
     /// NCCL's host API uses all NVLS operations except those that
     /// [`DisableTransport`](NvlsHostMode::DisableTransport) or

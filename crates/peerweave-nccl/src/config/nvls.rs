@@ -14,7 +14,8 @@ use peerweave_driver::multicast_switch;
 
 use crate::library::error::{MisuseKind, NcclError};
 
-/// Fails if multicast objects are disabled in this process but NCCL would create multicast objects.
+/// Checks that NCCL obeys Peerweave's switch for multicast objects. Fails if multicast objects are
+/// disabled in this process, but NCCL's own setting does not disable them.
 ///
 /// # Errors
 /// [`NcclError::Misuse`], which names the environment variable to set.
@@ -37,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn disabled_multicast_is_obeyed_only_if_nccl_nvls_enable_is_0() {
+    fn nccl_obeys_disabled_multicast_only_if_nccl_nvls_enable_is_0() {
         for (told, obeyed) in [(None, false), (Some(""), false), (Some("1"), false), (Some("2"), false), (Some(" 0 "), true)] {
             assert_eq!(is_obeyed(false, told), obeyed, "{told:?}");
             assert!(is_obeyed(true, told));

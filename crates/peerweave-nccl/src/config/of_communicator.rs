@@ -321,7 +321,8 @@ impl RawConfig {
     }
 }
 
-/// The library for which a struct is built, and the call that needs the struct.
+/// The NCCL library that will read a configuration struct: its version and its path. Also the name
+/// of the call that passes the struct. Error messages contain these values.
 pub(crate) struct Found<'a> {
     pub(crate) call: &'static str,
     pub(crate) version: Version,

@@ -496,9 +496,9 @@ impl Inner {
         self.is_capturing(stream)
     }
 
-    /// Returns whether [`check_call`](Self::check_call) would succeed and have no effect, so that
-    /// the caller can omit it. This is the case if the process is not forked, the communicator is
-    /// live, [`bind_for`](Self::bind_for) would do nothing, and
+    /// Returns whether the caller can omit [`check_call`](Self::check_call), because that function
+    /// would succeed and change nothing. All of these conditions must hold: the process is not
+    /// forked, the communicator is live, [`bind_for`](Self::bind_for) would do nothing, and
     /// [`check_stream`](Self::check_stream) would succeed.
     #[inline]
     fn is_common_case(&self, stream: &CudaStream) -> bool {

@@ -118,7 +118,7 @@ const FREE: u64 = 0;
 /// Mode of an owner that is not blocked in NCCL. Such an owner soon leaves the gate, even without
 /// an abort.
 const BRIEF: u64 = 1;
-/// Mode of an owner that may be blocked in NCCL.
+/// Mode of an owner that may be blocked in NCCL. Such an owner may stay in the gate until an abort.
 const BLOCKING: u64 = 2;
 /// Mask that selects the mode in `Gate::owner`.
 const MODE_MASK: u64 = 3;
@@ -342,8 +342,8 @@ impl Gate {
         (owner & MODE_MASK == BLOCKING).then_some(owner).or(reader)
     }
 
-    /// Sets the state and returns the previous state. If the gate is closed, returns the unchanged
-    /// state as the error.
+    /// Sets the state and returns the previous state. If the gate is closed, the state does not
+    /// change, and is returned as the error.
     pub(crate) fn set(&self, state: State) -> Result<State, State> {
         let change = |word| (!state_of(word).is_closed()).then_some(with_state(word, state));
         let before = self.word.fetch_update(SeqCst, Acquire, change).map(state_of).map_err(state_of)?;
@@ -427,8 +427,8 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Returns `self` if the communicator's state is in `allowed`. If the state is not in
-    /// `allowed`, leaves the gate and fails.
+    /// Checks the state of the communicator. If the state is in `allowed`, returns `self`.
+    /// Otherwise drops `self`, so that this thread leaves the gate, and fails.
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();
@@ -454,8 +454,9 @@ impl<'a> Inside<'a> {
     }
 
     /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after NCCL
-    /// has returned. If the caller then finds the gate open, the handle stays valid until the
-    /// caller leaves the gate: a thread that closes the gate waits for the caller.
+    /// has returned. The caller then checks whether the gate is open. If so, the handle stays valid
+    /// until the caller leaves the gate, because a thread that closes the gate waits for the
+    /// caller.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();

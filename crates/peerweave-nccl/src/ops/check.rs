@@ -223,8 +223,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Returns the address of the buffer to which `access` belongs. If the owner of the buffer must
-    /// be notified when `access` is dropped, stores `access` in [`Holds::guards`] at index `which`.
+    /// Returns the address of the buffer to which `access` gives access. Some owners must be
+    /// notified when the access is dropped. For such an owner, stores `access` in [`Holds::guards`]
+    /// at index `which`.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();

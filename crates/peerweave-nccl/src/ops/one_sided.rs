@@ -64,8 +64,9 @@ impl Communicator {
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
     /// In a captured graph, a put waits until the peer has waited for the signal of the previous
-    /// put. So two puts in a graph never complete if the peer waits for the signals of both puts in
-    /// one wait.
+    /// put. So the peer must wait for the signal of each put separately. If the peer waits for the
+    /// signals of two puts in one [`wait_signal`](Self::wait_signal), this wait and the second put
+    /// wait for each other forever.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.

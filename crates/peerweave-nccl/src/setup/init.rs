@@ -175,8 +175,9 @@ pub(crate) fn make_first(
     }
 }
 
-/// Handles that a separate thread has created for the caller of [`make_first`]. If the caller has
-/// not taken the handles, dropping this value aborts them.
+/// The handles that a separate thread has created for a caller of [`make_first`]. The caller takes
+/// the handles out of this value. If it does not, for example because its deadline has passed,
+/// dropping the value aborts the handles.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,

@@ -145,9 +145,9 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 pub(crate) enum Counter {
     /// The counter for allocations of symmetric memory.
     Allocations,
-    /// The counter for the setup calls of one team. The field identifies the team.
+    /// The counter for the setup calls of one team. The value identifies the team.
     Calls(u64),
-    /// The counter for the teams that are split from one parent team. The field identifies the
+    /// The counter for the teams that are split from one parent team. The value identifies the
     /// parent team.
     Children(u64),
 }

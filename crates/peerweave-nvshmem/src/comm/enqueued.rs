@@ -21,9 +21,9 @@ use crate::sys::nvshmem_team_t;
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
-    /// The order of the collectives of all predefined teams, and of all setup calls. They share one
-    /// order, because NVSHMEM implements a collective of all PEs partly by collectives of the node
-    /// team and of the same-index team.
+    /// The common order of two kinds of calls: the collectives of all predefined teams, and all
+    /// setup calls. They share one order, because NVSHMEM implements a collective of all PEs partly
+    /// by collectives of the node team and of the same-index team.
     world_order: Arc<Order>,
     /// Collective order of each team that the program created. The key is the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,

@@ -49,7 +49,7 @@ impl Streams {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }
 
-    /// Adds `stream` to the list of the streams that use the resource.
+    /// Records that `stream` uses the resource to which this list belongs.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.known.note(stream);

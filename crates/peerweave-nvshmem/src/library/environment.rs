@@ -20,8 +20,8 @@ unsafe extern "C" {
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list of environment variables in C's form, with the terminating null pointer. Such a list is
-/// the current environment of the process, or an earlier one.
+/// A list of environment variables in C's form, with the terminating null pointer. The process uses
+/// the list as its environment now, or used it earlier.
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no

@@ -19,13 +19,13 @@ pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that the settings select, in the form of [`OF_IDS`].
-/// Returns `None` if this crate does not know the selected bootstrap. Only NVSHMEM then interprets
-/// the setting.
+/// Returns the plug-in for the bootstrap that the settings select. The two texts have the same
+/// meaning as in [`OF_IDS`]. Returns `None` if this crate does not know the selected bootstrap. In
+/// this case, NVSHMEM alone interprets the setting.
 ///
 /// # Errors
-/// [`MisuseKind::Text`] if the settings select the bootstrap `UID` or `PLUGIN`. Neither bootstrap
-/// works with a launcher. NVSHMEM would fail, and could not be started again.
+/// [`MisuseKind::Text`] if the selected bootstrap is `UID` or `PLUGIN`. No launcher provides these
+/// bootstraps, so NVSHMEM would fail, and could not be started again.
 pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &'static str)>, NvshmemError> {
     let set = |name| settings.effective(name).filter(|value| !value.is_empty()).map(|value| value.to_ascii_uppercase());
     Ok(match set("NVSHMEM_BOOTSTRAP").as_deref().unwrap_or("PMI") {

@@ -225,8 +225,8 @@ impl Settings {
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has already read its settings in this process, and `self` would
-    /// change them. NVSHMEM reads its settings only once in a process.
+    /// Returns an error if NVSHMEM has already read its settings in this process, and these differ
+    /// from `self`.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };

@@ -40,10 +40,9 @@ pub(crate) struct Enqueue<'a> {
 /// The effect of a call on the `nbi` transfers, which run on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// The call starts an `nbi` transfer. Each element of the array contains the list of the
-    /// streams that use one part of the transfer's memory. The first two elements are for the
-    /// buffers, and the last for the signal word. The last element is `None` if the transfer has no
-    /// signal word.
+    /// The call starts an `nbi` transfer. The transfer uses two buffers, and possibly a signal
+    /// word. The array has one element for each of them: the list of the streams that use this
+    /// memory. The last element is `None` if the transfer has no signal word.
     Transfer([Option<&'a Arc<Streams>>; 3]),
     /// The call makes its stream wait for all transfers on NVSHMEM's own streams.
     WaitsForAll,

@@ -30,8 +30,8 @@ pub struct ModuleGuard {
     _counted: Arc<()>,
 }
 
-/// The driver's handle of a module or of a CUDA library. The number is the address of the handle,
-/// so any thread may use the value.
+/// The driver's handle of a module or of a CUDA library. The handle is a pointer. It is stored as a
+/// number, so that the value can be sent to any thread.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),

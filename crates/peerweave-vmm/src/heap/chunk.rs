@@ -329,7 +329,8 @@ impl Chunk {
         others.iter().filter_map(|part| if let Part::Opened(opened) = part { Some(opened.closing()) } else { None }).collect()
     }
 
-    /// Declares that no other PE has this PE's memory open. The memory can then be freed.
+    /// Records that no other PE has this PE's memory open any more, so that the memory can be
+    /// freed.
     ///
     /// # Safety
     /// All other PEs have closed the memory.

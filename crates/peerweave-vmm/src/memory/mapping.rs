@@ -207,9 +207,9 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used this mapping. The memory can then be unmapped without a wait
-    /// for the streams in `streams`. These streams have used only other memory of the same heap,
-    /// because all memory of a heap shares `streams`.
+    /// Records that no stream has used this mapping, so that its memory can be unmapped without a
+    /// wait for streams. The list `streams` can still contain streams, because all memory of a heap
+    /// shares this list. These streams have used only other memory of the heap.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

@@ -151,8 +151,8 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks the lists of members that the PEs passed. All members of a list must have passed the same
-/// list. Calls `check` for every two members of a list, with the texts that these members sent.
+/// Checks the lists of members that the PEs have passed. Each PE of a list must have passed the
+/// same list. For every two PEs of a list, calls `check` with the texts that these PEs sent.
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],

@@ -43,9 +43,9 @@ use crate::{Failure, launch};
 /// The options of `check nccl`. Without --processes or --rank, one process drives all GPUs.
 #[derive(Args)]
 pub(crate) struct Arguments {
-    /// Number of elements of each rank. Every collective runs with this number for each element
-    /// type, and also with 1 element. If one process drives all GPUs, more calls have 17 elements
-    /// of each type, or 262144 elements of type f32
+    /// Number of elements of each rank. For each element type, every collective runs with this
+    /// number, and also with 1 element. If one process drives all GPUs, the check also makes calls
+    /// with 17 elements of each type, and calls with 262144 elements of type f32
     #[arg(long, default_value_t = 1003, value_parser = at_least_one)]
     count: usize,
     /// Start N processes, one for each rank, which connect through a rendezvous

@@ -96,7 +96,7 @@ pub(crate) fn parts(which: &str) -> Result<String, String> {
     }
 }
 
-/// Storage through which ranks exchange messages. Each message has its own key.
+/// A key-value store in which ranks leave messages for each other. Each message has its own key.
 enum Board {
     Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
     Processes(Arc<Rendezvous>),

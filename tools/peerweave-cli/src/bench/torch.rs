@@ -97,7 +97,8 @@ fn lacks(config: &Config) -> Option<&'static str> {
 struct Records {
     contenders: Option<Contenders>,
     compared: Vec<Compared>,
-    /// The last line of output that was not a record; empty if there is none.
+    /// The latest output line that is not one of the expected records, for use in an error message;
+    /// empty if there was no such line.
     last_complaint: String,
 }
 

@@ -73,11 +73,11 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     })
 }
 
-/// Checks every contender `own:METHOD` of the option `--compare`, which requests that Peerweave
-/// uses the algorithm METHOD. The operation must have this algorithm.
+/// Checks the contenders `own:METHOD` of the option `--compare`. Such a contender is Peerweave's
+/// kernels with the algorithm METHOD, which the operation must have.
 ///
 /// # Errors
-/// The operation does not have an algorithm METHOD. The message names the first such METHOD.
+/// If the operation lacks one of the algorithms. The message names the first of them.
 #[cfg(feature = "cuda")]
 pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     config.compare.iter().try_for_each(|contender| match contender {

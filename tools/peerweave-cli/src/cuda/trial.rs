@@ -61,8 +61,8 @@ pub(crate) trait Trial<T: Sample> {
     fn site(&self) -> &Site<'_>;
     /// Returns the operation and the reduction that this trial measures.
     fn subject(&self) -> Subject;
-    /// Enqueues `times` calls. Then enqueues the operation that completes the calls, if the library
-    /// needs such an operation.
+    /// Enqueues `times` calls. If the library's calls are complete only after a further operation,
+    /// such as a quiet, also enqueues that operation.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
     /// Adds `_calls`, which may be negative, to the number of executed calls. After a capture, the
     /// captured calls are subtracted: [`Self::enqueue`] has counted them, but they were not

@@ -5,9 +5,9 @@
 //! guard reads process groups from standard input, one per line: `+N` adds group N, `-N` removes
 //! group N. At the end of the input, the guard kills the remaining groups and exits.
 //!
-//! Invariant: the process of a PE adds its own group before it executes the program. Until then,
-//! the process of the PE holds a copy of the socket that is the guard's input. So the input cannot
-//! end before the guard knows the group, even if the launcher is killed.
+//! Invariant: the guard knows the process group of a PE before its input ends. Each PE's process
+//! adds its own group before it executes the program, and until then holds a copy of the launcher's
+//! end of the socket. So the input cannot end earlier, even if the launcher is killed.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};

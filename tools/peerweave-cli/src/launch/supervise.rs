@@ -436,12 +436,12 @@ impl Job {
         self.say(observer, &message);
     }
 
-    /// Prints which PEs still run, if [`WAITING`] has passed since a PE ended. Prints this at most
-    /// once.
+    /// Prints which PEs still run, when [`WAITING`] has passed since a PE ended. Prints this at
+    /// most once.
     ///
-    /// The PEs are named only if at least one of them is stopped, such as by SIGSTOP, because PEs
-    /// that are not stopped detect each other's failures. With `--on-failure continue`, the last
-    /// running PE is named too.
+    /// Prints nothing while no PE is stopped, for example by SIGSTOP, because PEs that are not
+    /// stopped detect each other's failures. The only exception is the last running PE with
+    /// `--on-failure continue`: it is named even if it is not stopped.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
             return;

@@ -171,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_a_shifted_result_count_as_wrong() {
+    fn shifted_result_has_more_than_90_percent_wrong_elements() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         for shift in [1, 2, 64, 4096, 8192] {

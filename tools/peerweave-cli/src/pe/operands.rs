@@ -45,8 +45,8 @@ pub trait Operands {
     /// Returns the calls to be timed. Some calls receive words. The number of wrong words among
     /// them is added to `wrong`.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Writes elements into a range of the buffer that `side` selects. `part` is this range.
-    /// `part.of` and `round` determine the values of the elements.
+    /// Writes elements into the range `part` of the buffer that `side` selects. Their values depend
+    /// on `part.of` and on `round`.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
     /// Fills a range of the buffer that `side` selects with a value that no result has.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;

@@ -47,8 +47,8 @@ pub(super) fn run(world: &World, stream: Option<&Stream>, config: &Config, case:
     }
 }
 
-/// Implements those methods of [`Operands`] that are the same for all operations of this module.
-/// These operations have no target memory.
+/// Implements the methods of [`Operands`] that are the same for all types of this module. The
+/// operations of this module have no target memory on another PE.
 macro_rules! without_target {
     ($element:ty) => {
         fn view(&self) -> &View {

@@ -50,8 +50,8 @@ pub struct BenchArgs {
     /// Approximate duration of a batch in milliseconds, if --iters is not given
     #[arg(long, value_name = "MS", default_value_t = 10, conflicts_with = "iters", value_parser = clap::value_parser!(u32).range(1..=60_000))]
     pub batch_ms: u32,
-    /// Number of batches; the median of the batches is reported. Default: 25 with --compare,
-    /// otherwise 1 with --iters, otherwise 7
+    /// Number of batches; the median of the batches is reported. Default: 25 with --compare;
+    /// without --compare, 1 if --iters is given, otherwise 7
     #[arg(long, value_name = "B", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub batches: Option<u32>,
     /// Warm-up calls before the measurement
@@ -80,9 +80,10 @@ pub struct BenchArgs {
     #[arg(short = 'G', long, visible_alias = "graphs", value_name = "CALLS", num_args = 0..=1, require_equals = false,
         default_missing_value = "20", value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub graph: Option<u32>,
-    /// Compare Peerweave's kernels (own) with these libraries: nccl, nccl-window, nvshmem, torch,
-    /// or own:METHOD for a method of PEERWEAVE_ROUTE. Batches of all except torch alternate; torch
-    /// is measured last. Only with --backend cuda
+    /// Compare Peerweave's kernels (own) with each of these contenders: nccl, nccl-window, nvshmem,
+    /// torch, or own:METHOD, which is Peerweave's kernels with a method of PEERWEAVE_ROUTE. The
+    /// batches of the contenders alternate, except that torch is measured last. Only with --backend
+    /// cuda
     #[arg(long, value_name = "CONTENDERS", value_delimiter = ',', value_parser = parse_contender, conflicts_with_all = ["window", "nbi", "each", "dirty", "threads"])]
     pub compare: Vec<Contender>,
     /// Bus bandwidth of the hardware in GB/s, which the plot of a comparison shows as a line
@@ -229,7 +230,7 @@ pub struct ReduceOps(pub Vec<ReduceOp>);
 pub enum Root {
     /// Only this rank is the root.
     One(usize),
-    /// Every rank is the root once.
+    /// The ranks take turns: every rank is the root once.
     All,
 }
 

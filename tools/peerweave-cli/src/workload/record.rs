@@ -15,7 +15,7 @@ use super::geometry::Placement;
 pub enum Record {
     /// A PE has passed its first barrier.
     Ready(Ready),
-    /// A PE has measured one line of the table in one form (in place or out of place).
+    /// A PE has measured one case of the table, either in place or out of place.
     Measured(Measured),
     /// A note to print before a line of the table.
     Note(Note),

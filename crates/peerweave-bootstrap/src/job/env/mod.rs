@@ -77,8 +77,9 @@ struct Place {
     n_machines: u32,
     /// Text that distinguishes this job from all other jobs of this user.
     identity: String,
-    /// The rendezvous address of a job on several machines. If the launcher provided no address,
-    /// the error contains the name of the variable to set, and the expected form of its value.
+    /// The rendezvous address, for the case that the job runs on several machines. `Err` if the
+    /// launcher provided no address. The two texts of the error are the name of the variable to
+    /// set, and the expected form of its value.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 

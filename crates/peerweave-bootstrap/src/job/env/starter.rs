@@ -26,8 +26,9 @@ pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
     ancestor_without(name).and_then(|(process, lacks_it)| lacks_it.then_some(process))
 }
 
-/// Returns the nearest ancestor process that lacks the environment variable `name`, and `true`. If
-/// every ancestor has the variable, returns the most distant ancestor and `false`.
+/// Searches the ancestors of this process, from the parent upwards, for a process that lacks the
+/// environment variable `name`. Returns that process and `true`. If every ancestor has the
+/// variable, returns the most distant ancestor and `false`.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {

@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn job_without_a_token_gets_a_public_token_unless_forbidden() {
+fn job_without_a_token_gets_a_public_token_if_allowed() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

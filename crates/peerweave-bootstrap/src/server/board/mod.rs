@@ -47,8 +47,8 @@ struct Member {
     seat: Seat,
     /// Number of rounds (collective calls) that the PE has entered.
     entered: u64,
-    /// The PEs that were missing when the most recent request of this PE timed out. The next
-    /// request of this PE clears the list.
+    /// The PEs that were missing when this PE's latest request timed out. The list becomes empty
+    /// when this PE makes its next request.
     in_vain: Vec<u32>,
     /// The PE that this PE has named as the cause. If the connection of this PE closes, the server
     /// reports the named PE as the cause. `None` if this PE has named no cause.

@@ -60,9 +60,10 @@ impl Team {
         Ok(VectorCounts::packed(send_counts, counts(&received)))
     }
 
-    /// Exchanges the lengths of the parts of a later all-gather-v. In the all-gather-v, this rank
-    /// contributes `count` elements. Returns the parts of all ranks. The offsets in the result
-    /// place the parts in rank order, without gaps.
+    /// Tells all ranks how many elements each rank will contribute to a later all-gather-v. `count`
+    /// is the number of elements of this rank. Returns the [`Parts`] to pass to the all-gather-v,
+    /// with the length and the offset of each rank's part. The parts follow each other in rank
+    /// order, without gaps.
     ///
     /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking) of one
     /// element from each rank.

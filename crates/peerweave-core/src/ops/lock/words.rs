@@ -64,7 +64,8 @@ mod waiting {
     /// The initial value: the PE does not wait for the lock. The word also gets this value when the
     /// holder chooses the PE as the next holder.
     pub(super) const NO: u64 = 0;
-    /// The PE waits. To choose this PE as the next holder, the holder changes the word to [`NO`].
+    /// The PE waits for the lock. When the holder chooses this PE as the next holder, it changes
+    /// the word to [`NO`].
     pub(super) const YES: u64 = 1;
     /// The holder chose this PE as the next holder, but the PE gave up before the holder passed the
     /// lock on.

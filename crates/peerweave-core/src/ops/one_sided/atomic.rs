@@ -122,10 +122,11 @@ atomics! {
     /// Adds 1 to element `index` of `dest` on rank `rank`, and returns the old value. The sum wraps
     /// on overflow.
     atomic_fetch_inc, atomic_fetch_inc_blocking: FetchInc<AtomicInteger> () [0, 0] -> old;
-    /// In element `index` of `dest` on rank `rank`, clears the bits that are not set in `mask`.
+    /// Bitwise AND: in element `index` of `dest` on rank `rank`, keeps only the bits that are set
+    /// in `mask`.
     atomic_and, atomic_and_blocking: And<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;
-    /// In element `index` of `dest` on rank `rank`, clears the bits that are not set in `mask`.
-    /// Returns the old value.
+    /// Bitwise AND: in element `index` of `dest` on rank `rank`, keeps only the bits that are set
+    /// in `mask`. Returns the old value.
     atomic_fetch_and, atomic_fetch_and_blocking: FetchAnd<AtomicInteger> (mask) [mask.to_word(), 0] -> old;
     /// In element `index` of `dest` on rank `rank`, sets the bits that are set in `mask`.
     atomic_or, atomic_or_blocking: Or<AtomicInteger> (mask) [mask.to_word(), 0] -> nothing;

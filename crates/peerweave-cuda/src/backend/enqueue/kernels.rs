@@ -19,9 +19,9 @@ impl Enqueue<'_> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches a kernel. The function `of` selects the kernel from [`Kernels`]. If arguments refer
-    /// to symmetric memory, this function does not keep that memory alive: the caller of the
-    /// operation does so, or the graph that has captured the operation.
+    /// Launches a kernel. The function `of` selects the kernel from [`Kernels`]. This function does
+    /// not keep the symmetric memory of the arguments alive. The caller of the operation does so,
+    /// or the graph that has captured the operation.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,
@@ -51,8 +51,8 @@ impl Enqueue<'_> {
         keep
     }
 
-    /// Converts `enqueued`, which tells whether a collective was enqueued. If it was enqueued,
-    /// returns the location of its outcome. Otherwise, returns the error of the portable API.
+    /// Converts the result of enqueuing a collective. After a success, returns where the outcome of
+    /// the collective will be found. After a failure, returns the error of the portable API.
     pub(crate) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),

@@ -72,8 +72,9 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a large all_reduce. Each rail reduces one part of the data. A rail consists of the
-    /// ranks at the same position within their hosts. `rails` is the number of rails.
+    /// Enqueues a large all_reduce. A rail consists of one rank of each host: the ranks at the same
+    /// position within their hosts. Each rail reduces one part of the data. `rails` is the number
+    /// of rails.
     #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn all_reduce_by_rails(
         &mut self,
@@ -215,10 +216,11 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a reduce_scatter with parts of `part` elements. A rail consists of the ranks at the
-    /// same position within their hosts. First, the ranks of each host combine their operands: each
-    /// rank combines the parts for the ranks of its rail. Then the ranks of each rail exchange
-    /// these partial results. Finally, each rank combines the partial results for its own part.
+    /// Enqueues a reduce_scatter with parts of `part` elements. A rail consists of one rank of each
+    /// host: the ranks at the same position within their hosts. First, the ranks of each host
+    /// combine their operands: each rank combines the parts that belong to the ranks of its own
+    /// rail. Then the ranks of each rail exchange these partial results. Finally, each rank
+    /// combines the partial results for its own part.
     #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn reduce_scatter_by_rails(
         &mut self,

@@ -30,8 +30,8 @@ impl State {
         self.pinned.take(bytes, new).map_err(|error| driver(call, error))
     }
 
-    /// Returns two empty lists for an operation: one for its messages, and one for the pinned
-    /// memory of its results.
+    /// Returns two empty lists for a new operation. The operation stores its messages in the first
+    /// list, and the pinned memory of its results in the second list.
     pub(crate) fn take_lists(&self) -> Lists {
         lock(&self.lists).pop().unwrap_or_default()
     }
@@ -47,8 +47,8 @@ impl State {
         }
     }
 
-    /// Returns a free stream with its event, for one blocking operation. Creates a stream if none
-    /// is free.
+    /// Returns a stream that no operation uses, together with its event. The caller uses them for
+    /// one blocking operation. Creates a stream if all streams are in use.
     pub(crate) fn take_lane(&self, call: &'static str, gpu: &Gpu) -> Result<Lane, Error> {
         let idle = lock(&self.idle).pop();
         if let Some(lane) = idle {

@@ -59,8 +59,8 @@ impl State {
         self.record(Timeout::new(call, team, waited, missing).into())
     }
 
-    /// Aborts NCCL's work. The caller has waited for this work for the time `waited`, and the work
-    /// still runs. Returns the error with the reason.
+    /// Aborts NCCL's work, which has not ended although the caller has waited for the time
+    /// `waited`. Returns the error of the call, which contains the reason why the work is late.
     pub(crate) fn nccl_is_late(&self, call: &'static str, team: TeamName, waited: Duration) -> Error {
         // The missing ranks must be determined before the abort ends the work.
         let error = self.nccl_failure(call, team, waited);

@@ -61,8 +61,8 @@ impl Calls {
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index of the words by which the surviving PEs agree on a new job. These words
-    /// follow the records of all teams.
+    /// Returns the index at which a PE's [`SurvivorWords`] start. By these words, the surviving PEs
+    /// agree on a new job. They follow the records of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
@@ -93,8 +93,8 @@ impl Calls {
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
     }
 
-    /// Returns the index of the first word in the record of call `number`, counted from the team's
-    /// first word.
+    /// Returns the index at which the record of call `number` starts. Index 0 is the first word of
+    /// the team.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }

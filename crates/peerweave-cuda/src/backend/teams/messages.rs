@@ -70,9 +70,9 @@ fn describe(word: u64, direction: Direction, me: usize, peer: usize) -> String {
     }
 }
 
-/// Returns the index of the first word in the records of a channel. The channel consists of the
-/// messages in one direction between this rank and rank `peer`. Index 0 is the first word of the
-/// message records of a team.
+/// Returns the index at which the records of a channel start. Index 0 is the first word of the
+/// team's message records. A channel consists of the messages in one direction between this rank
+/// and rank `peer`.
 const fn channel(direction: Direction, peer: usize) -> usize {
     let sends = matches!(direction, Direction::Send) as usize;
     (sends * MAX_RANKS + peer) * CHANNEL_WORDS

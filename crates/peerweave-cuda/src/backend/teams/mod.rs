@@ -155,7 +155,7 @@ impl Teams {
         Some(others.swap_remove(at))
     }
 
-    /// Calls `with` for each team that exists, until a call fails.
+    /// Calls the function `with` for each existing team. Stops at the first call that fails.
     ///
     /// # Errors
     /// The first error of `with`.

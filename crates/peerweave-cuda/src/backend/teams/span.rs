@@ -74,9 +74,9 @@ impl Span {
         self.hosts[host][position]
     }
 
-    /// Returns the other ranks of this PE's rail: the ranks that have the same position on their
-    /// hosts as this PE on its host. Also returns the index of each rank's host. Every host must
-    /// have a rank at this position.
+    /// Returns the other ranks of this PE's rail, each with the index of its host. A rail has one
+    /// rank of each host: the ranks at the same position within their hosts. Every host must have a
+    /// rank at this PE's position.
     pub(crate) fn rail(&self) -> impl Iterator<Item = (usize, usize)> + '_ {
         self.others().map(|(host, ranks)| (host, ranks[self.place]))
     }

@@ -190,8 +190,8 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Stores `refusal` for each member that waits for the call `mine` of this PE. `mine` cannot
-    /// complete.
+    /// Stores `refusal` for each other member that waits in the call `mine`, so that the member's
+    /// call fails. `mine` is this PE's call of `team_of`, and cannot complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);
         for pe in others {

@@ -63,10 +63,10 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits the team `parent`. Before, all ranks have checked that they make the same call, and
-    /// each rank has sent bytes in this check. `attached` has the bytes of all ranks, which
-    /// [`split_attached`] parses. `splits` is this PE's counter of splits, which this function
-    /// increases.
+    /// Splits the team `parent`. All ranks have already agreed that they make the same call. In
+    /// this agreement, each rank has sent bytes to the others, and `attached` has the bytes of all
+    /// ranks. [`split_attached`] parses them. `splits` is this PE's counter of splits, which this
+    /// function increases.
     #[expect(clippy::too_many_arguments, reason = "both callers have these arguments in separate variables")]
     pub(super) fn split_parent(
         &self,

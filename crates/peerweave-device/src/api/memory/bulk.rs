@@ -40,10 +40,9 @@ impl Lent {
         self.half != 0
     }
 
-    /// Returns the parity bits of the two barriers in the lent memory. Bit 0 is for the first
-    /// barrier, and bit 1 for the second. A function that is not inlined changes a copy of the
-    /// context, and returns the new bits. The caller stores these bits in its own context by
-    /// [`Self::set_parity`].
+    /// Returns the parities of the current phases of both barriers. A function that is not inlined
+    /// works on a copy of the context, and the parities of this copy change. Such a function
+    /// returns the new parities to its caller, and the caller passes them to [`Self::set_parity`].
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity

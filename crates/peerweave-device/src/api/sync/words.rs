@@ -11,8 +11,8 @@ use peerweave_types::{Compare, FailureKind, KernelOp, KernelStatus, SymSlice};
 
 /// Integers in this PE's symmetric memory for which a kernel waits, and the condition of this wait.
 ///
-/// The functions of this type use `u64` for the integers and for the values with which they are
-/// compared: the bits of an integer or a value, zero-extended to 64 bits.
+/// The functions of this type represent every integer as a `u64`: its bits, zero-extended to 64
+/// bits. The same applies to the values with which the integers are compared.
 #[derive(Clone, Copy, Debug)]
 pub struct AwaitedWords<V, X> {
     /// The bytes of the integers. Each integer is aligned to its size.

@@ -105,8 +105,8 @@ order!(
     Collective: true, true, true
 );
 order!(
-    /// Order for syncs: the synchronisation makes earlier writes of every member visible. Puts over
-    /// the network may be incomplete.
+    /// Order for syncs: the synchronisation makes earlier writes of every member visible. It does
+    /// not complete puts over the network.
     Strong: false, true, false
 );
 order!(
@@ -277,8 +277,8 @@ unsafe fn exchange_apart<S: Scope>(
     context.exchange_one::<S, true>(of, Meeting { key: key::<S>(of.0), rank, epoch, theirs, mine })
 }
 
-/// Like [`Context::exchange_one`], but a thread can synchronise with any number of members, and
-/// these members need not be mapped.
+/// Synchronises this thread with any number of members, which need not be mapped.
+/// [`Context::exchange_one`] does the same with at most one mapped member.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread. [`arrange`] has succeeded for this
@@ -371,8 +371,8 @@ fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Resu
 }
 
 /// Reports that a synchronisation has failed, and returns the error. The report names the member
-/// with the rank `rank` as missing. The type parameter makes the compiler generate the function in
-/// the kernel's crate.
+/// with the rank `rank` as missing. The function is generic only so that the compiler generates its
+/// code in the kernel's crate.
 ///
 /// # Safety
 /// `raw` satisfies the safety conditions of [`Context::enter`]. The team exists and has a member
@@ -399,8 +399,8 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// This PE's signal lines in the heaps of `len` other members: one line in each of these heaps.
-/// `post` writes an epoch to the line with a given index.
+/// The signal lines by which this PE announces its arrival to `len` other members. Each of these
+/// members has one such line in its heap. `post(i, epoch)` writes `epoch` to line `i`.
 struct Lines<F> {
     len: usize,
     post: F,
@@ -444,7 +444,7 @@ fn epoch_of(at: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
-/// Writes an epoch to the address `at`. [`epoch_of`] reads the epoch.
+/// Stores a new epoch at the address `at`, from which [`epoch_of`] loads it.
 #[inline(always)]
 fn count(at: u64, epoch: u64) {
     // SAFETY: as in `epoch_of`.

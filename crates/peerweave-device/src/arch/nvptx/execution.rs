@@ -3,8 +3,8 @@
 //! Operations that several threads execute together are intrinsics of LLVM, not inline assembly.
 //! LLVM may copy inline assembly into both paths of a branch, so that threads would reach one
 //! barrier at different instructions. LLVM never duplicates an intrinsic that is marked convergent.
-//! Barriers of a block are aligned, like `__syncthreads` of CUDA, because the assembler duplicates
-//! and expands unaligned barriers.
+//! For barriers of a block, this module uses the aligned form, like `__syncthreads` of CUDA. The
+//! PTX assembler would duplicate and expand barriers of the unaligned form.
 
 use core::arch::asm;
 use peerweave_types::Dim3;

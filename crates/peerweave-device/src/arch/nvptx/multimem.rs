@@ -38,8 +38,8 @@ macro_rules! load_scalar {
 }
 
 /// Implements a method that writes one value to a multicast address, by one instruction.
-/// Architectures before sm_90 have no such instruction. On these architectures the method does
-/// nothing.
+/// Architectures before sm_90 lack this instruction. In PTX for these architectures, the method
+/// does nothing.
 macro_rules! write_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety

@@ -72,9 +72,10 @@ impl Counts {
     }
 }
 
-/// Returns the balance of rank `me`: the sum of the digests of its sent counts, minus the sum of
-/// the digests of its received counts. If the counts of all pairs of ranks agree, the sum of the
-/// balances of all ranks is 0 modulo 2^64.
+/// Returns the balance of rank `me`, a checksum of its counts. Each count has a digest. The balance
+/// is the sum of the digests of all sent counts, minus the sum of the digests of all received
+/// counts. If the counts of all pairs of ranks agree, the balances of all ranks add up to 0 modulo
+/// 2^64.
 #[inline]
 pub(super) fn balance(me: usize, counts: &VectorCounts) -> u64 {
     let pairs = std::iter::zip(&counts.send_counts, &counts.recv_counts).enumerate();

@@ -250,9 +250,9 @@ enum Algorithm {
     /// The collective has no operands.
     Arrival,
     InLine,
-    /// A small broadcast whose operand is too long for an entry line. In its entry line, a rank
-    /// publishes that it has entered the collective. The root writes the operand to the cache line
-    /// after its entry line.
+    /// A small broadcast whose operand does not fit into the root's entry line. An entry line is a
+    /// cache line in which a rank announces that it has entered the collective. The root writes the
+    /// operand to the cache line after its entry line.
     BehindLine,
     Staged,
     Large,
@@ -340,8 +340,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective with a rare option, for example a reduction function of the program. This
-    /// function is separate from [`Run::run`], so that the code for other collectives stays short.
+    /// Runs a collective with a rare option, for example a reduction by a function of the program.
+    /// The code for rare options is kept out of [`Run::run`], so that the code of common
+    /// collectives stays short.
     #[inline(never)]
     fn run_special(&self, entered: &mut bool, limit: Limit) -> Result<(), Stop> {
         match self.op.function() {
@@ -472,10 +473,10 @@ impl Run<'_> {
         self.agree(agreed, mine.signature)
     }
 
-    /// Runs the rest of a collective in which only the root has an operand. Waits for the entries
-    /// of all ranks, compares the calls, and computes the result of this rank. From the entry of
-    /// the root, this function reads all words. From the other entries, it reads only the
-    /// signatures.
+    /// Completes a collective in which only the root has an operand. Waits for the entries of all
+    /// ranks, compares their calls with the call of this rank, and computes this rank's result. An
+    /// entry contains the signature of a call, and can contain an operand. So this function reads
+    /// the complete entry of the root, but only the signatures of the other ranks.
     #[inline]
     fn take_from_root(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();

@@ -1,12 +1,13 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
 //! A rank need not know the counts of all pairs of ranks.
 //!
-//! The counts of a rank determine how the rank passes its parts to the other ranks. There are three
-//! choices: slots in its entry line, slots in its staging area, or no slots. Slots have equal
-//! lengths, and there is one slot for each rank. The entry contains the choice. If all ranks use
-//! slots, each rank reads its parts from the slots, and the entries are the only synchronization.
-//! If any rank uses no slots, all ranks exchange all counts, and continue like other collectives
-//! with large operands.
+//! Each rank chooses, by its counts, where it stores its parts for the other ranks: in slots of its
+//! entry line, in slots of its staging area, or not in slots. An entry line is the cache line in
+//! which a rank announces its call. The announcement, called entry, also contains the choice. All
+//! slots have the same length, and there is one slot for each rank. If all ranks use slots, each
+//! rank reads its parts from the slots, and the entries are the only synchronization. If any rank
+//! uses no slots, all ranks exchange all counts, and continue like other collectives with large
+//! operands.
 //!
 //! Each entry also contains the balance of the rank's counts, as described at [`balance`]. All
 //! ranks add up the balances, so all ranks detect a disagreement. After a disagreement, the ranks

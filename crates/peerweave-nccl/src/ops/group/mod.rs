@@ -88,8 +88,9 @@ impl Member<'_> {
 /// NCCL queues broadcasts in the same way as sends.
 const BROADCASTS_ARE_SENT: Version = Version::new(2, 29, 2);
 
-/// Guard that removes the calls of a nested group if its closure fails or panics. Calls that were
-/// recorded before the nested group stay recorded.
+/// Guard for the closure of a nested group. If the closure fails or panics, dropping the guard
+/// removes the calls that the nested group has recorded. Calls that were recorded earlier stay
+/// recorded.
 struct Part<'a, 'env> {
     group: &'a mut Group<'env>,
     before: usize,

@@ -98,8 +98,8 @@ fn dead(part: &Part<'_>, comm: Communicator, other: Communicator, memory: &NcclM
     Ok(other.finalize(super::DEADLINE)?)
 }
 
-/// Checks misuse that only NCCL can detect. The checks also print what NCCL returns. NCCL may
-/// accept some of these calls.
+/// Makes invalid calls that `peerweave-nccl` does not detect, and prints what NCCL returns for each
+/// of them. NCCL may accept some of these calls.
 fn nccls(part: &Part<'_>) -> Outcome {
     let stream = &part.stream;
     if part.nccl().has("ncclPutSignal") {
