@@ -80,7 +80,8 @@ impl Message {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,
-    /// Whether a message that this rank receives overwrites a message that this rank sends.
+    /// Whether a message that this rank receives overwrites the memory of a message that this rank
+    /// sends in the same wave.
     in_place: bool,
     /// Whether receivers may offer their result buffers, so that senders write directly to these
     /// buffers. The value must be the same on all ranks. It is `false` if all messages have the
