@@ -23,7 +23,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn all_reduce_with_norm_equals_separate_steps_for_every_type() {
+fn all_reduce_rms_norm_equals_separate_steps_for_every_type() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(0, 64), (3, 136)], 2);
@@ -33,7 +33,7 @@ fn all_reduce_with_norm_equals_separate_steps_for_every_type() {
 }
 
 #[test]
-fn all_reduce_with_norm_in_teams_equals_separate_steps() {
+fn all_reduce_rms_norm_in_a_team_equals_separate_steps() {
     Fakes::new().cuda().run(|| {
         on_gpus(1, |world| {
             norms::of_every_type(&world, Some(world.team()), &[(2, 72)], 1);
@@ -50,7 +50,7 @@ fn all_reduce_with_norm_in_teams_equals_separate_steps() {
 }
 
 #[test]
-fn all_reduce_with_norm_across_hosts_equals_separate_steps() {
+fn all_reduce_rms_norm_across_hosts_equals_separate_steps() {
     let fakes = Fakes::new().cuda().nccl().env("NCCL_NVLS_ENABLE", "0");
     fakes.run(|| {
         for hosts in [&["a", "b"][..], &["a", "a", "b"]] {
@@ -66,7 +66,7 @@ fn all_reduce_with_norm_across_hosts_equals_separate_steps() {
 }
 
 #[test]
-fn unsupported_rows_in_all_reduce_with_norm_are_refused() {
+fn all_reduce_rms_norm_of_unaligned_rows_is_refused() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             let team = world.team();

@@ -101,7 +101,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn packed_arithmetic_on_xmm_or_ymm_counts_as_narrow() {
+    fn vector_arithmetic_narrower_than_512_bits_is_detected() {
         for line in ["\tvaddps\t%xmm1, %xmm2, %xmm3", "\tvpaddq\t16(%rax), %ymm2, %ymm3", "\tvpminuq\t%xmm1, %xmm2, %xmm3"] {
             assert!(is_narrow(line), "{line}");
         }

@@ -134,10 +134,10 @@ pub struct Call {
     pub is_exclusive: u32,
 }
 
-/// Returns `value(k)`. `value` reads the element at an index of an array in the kernel's argument.
-/// The function reads all [`MAX_RANKS`] elements, and then selects one of them. Other code, for
-/// example an access at a variable index, would make the compiler move the argument to the thread's
-/// local memory.
+/// Returns `value(k)`. The function `value` reads one element of an array in the kernel's argument.
+/// `select` calls `value` for all indices below [`MAX_RANKS`], and then selects one result. Other
+/// code, for example an access at a variable index, would make the compiler move the argument to
+/// the thread's local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)

@@ -28,7 +28,7 @@ pub struct Team {
     members: Arc<Members>,
 }
 
-/// The data that a PE sends to all PEs of a split.
+/// The data of one PE in a split. Each PE sends its data to all PEs that call the split.
 struct Part {
     free: u64,
     color: Option<u64>,

@@ -85,7 +85,7 @@ fn explanation_and_sums_are_correct_for_a_chosen_algorithm() {
 }
 
 #[test]
-fn collectives_forced_to_messages_or_rings_are_correct() {
+fn forced_message_and_ring_routes_give_correct_results() {
     Fakes::new().cuda().run(|| {
         let forced: Forced = "all_gather=messages,all_to_all=messages,reduce_scatter=chunked".parse().unwrap();
         let options = |_| {

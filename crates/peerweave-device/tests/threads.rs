@@ -152,7 +152,7 @@ fn signal_addition_wraps_on_overflow() {
 }
 
 #[test]
-fn waits_and_tests_of_several_words_find_the_matching_words() {
+fn wait_and_test_functions_find_only_the_matching_words() {
     let words = words(5, 0);
     let several = Several { words: words.as_slice(), exclude: |index| index == 1, compare: Compare::Ge, value: 5 };
     let some = || {

@@ -18,7 +18,8 @@ fn pointer<T>(address: u64) -> *mut T {
     core::ptr::with_exposed_provenance_mut(address as usize)
 }
 
-/// Lines that one thread moves together: at most [`BATCH`] lines of one row, at equal distances.
+/// Up to [`BATCH`] lines of 16 bytes that one thread moves together. The lines belong to one row,
+/// such as the elements of one token. The distance from each line to the next is the same.
 #[derive(Clone, Copy)]
 pub(crate) struct Batch {
     first: u64,
@@ -271,7 +272,7 @@ impl Operand {
         }
     }
 
-    /// Writes the lines of a batch. The batch belongs to the row that begins at line `row`.
+    /// Writes the lines of a batch to the row that begins at line `row` of the operand.
     #[inline(always)]
     pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
         if batch.is_piece() {

@@ -154,7 +154,7 @@ struct Memory {
     routes: Symmetric<u32>,
     counts: Symmetric<u32>,
     counter: Symmetric<u64>,
-    /// A buffer without elements, for shapes without scales.
+    /// An empty buffer. Calls pass it instead of a buffer of scales if the tokens have no scales.
     nothing: Symmetric<u128>,
 }
 

@@ -136,8 +136,8 @@ impl Class for Float32 {
     }
 }
 
-/// One sum in `f32` for each element of a batch of lines. Corresponding elements of several batches
-/// are added up.
+/// Sums in `f32`, one for each element position in a batch of lines. Each call of [`Self::add`]
+/// adds the elements of one more batch to the sums.
 pub(crate) struct Sums<C> {
     /// One sum for each element of each line. If the batch is consecutive ([`Batch::is_piece`]),
     /// the sums of all lines follow each other without gaps.

@@ -48,7 +48,8 @@ pub(crate) struct Arguments {
     /// The number of this PE, and the number of PEs in the job. `None` for MPI and for a launcher,
     /// because MPI or the launcher determines both numbers.
     pub(crate) place: Option<(u32, u32)>,
-    /// Number that identifies the rendezvous, id or communicator; 0 for a launcher.
+    /// Number that identifies the rendezvous, the id or the MPI communicator through which the PEs
+    /// connect. The number is 0 if the PEs connect through a launcher.
     pub(crate) identity: u64,
     pub(crate) device: usize,
     pub(crate) settings: Settings,

@@ -91,7 +91,7 @@ const NESTED: &str =
     "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
 
 #[test]
-fn modules_of_a_folder_are_compared_with_the_readme_table() {
+fn wrong_import_between_modules_of_a_folder_is_reported() {
     let sources = |call: &'static str, queue: &'static str| {
         let heap = [ROOT, ("heap/mod.rs", "mod list;"), ("heap/list.rs", ""), ("ops/mod.rs", "mod call;\npub use queue::Queue;")];
         heap.into_iter().chain([("ops/call.rs", call), ("ops/queue/mod.rs", queue)]).collect::<Vec<_>>()

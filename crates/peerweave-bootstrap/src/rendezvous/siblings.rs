@@ -182,8 +182,9 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Returns whether the rank ran this program and still has a live process. If so, no search for
-    /// its processes is necessary.
+    /// Returns whether the rank is known to be alive: one of its observed processes has run this
+    /// program, and one of its observed processes still runs. If so, no search for its processes is
+    /// necessary.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }

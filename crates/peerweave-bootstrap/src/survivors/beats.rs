@@ -55,9 +55,9 @@ impl Beats {
         self.last(pe).is_some()
     }
 
-    /// Returns whether a participating PE is considered stopped, because its counter has not
-    /// changed for a certain time. This time is [`SILENCE`]. If half the age of this [`Beats`] is
-    /// shorter than [`SILENCE`], the time is half the age.
+    /// Returns whether a participating PE is considered stopped. A PE is considered stopped if its
+    /// counter has not changed for longer than a limit. The limit is [`SILENCE`], or half of the
+    /// time since the creation of this value, whichever is shorter.
     pub(super) fn has_stopped(&self, pe: usize) -> bool {
         self.last(pe).unwrap_or(self.start).elapsed() > SILENCE.min(self.start.elapsed() / 2)
     }

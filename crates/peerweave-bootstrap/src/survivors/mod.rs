@@ -189,8 +189,9 @@ impl Ticket {
         (Endpoint::Unix(format!("peerweave-{name}")), Token::from_bytes(token))
     }
 
-    /// Creates a random ticket. If `n_pes` is greater than 1, also starts a server at the ticket's
-    /// address, for a job of `n_pes` PEs that know the ticket's token.
+    /// Creates a random ticket, which contains the address and the token of a new job's rendezvous.
+    /// If `n_pes` is greater than 1, also starts the rendezvous server at this address. The server
+    /// accepts `n_pes` PEs that know the token.
     ///
     /// # Errors
     /// As for [`Self::random`] and [`Server::bind`].

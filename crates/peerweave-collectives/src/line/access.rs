@@ -200,7 +200,8 @@ impl Lines {
         Self(self.0 - area + other)
     }
 
-    /// Returns the lines from line `line` on, so that line `line` of `self` becomes line 0.
+    /// Returns the lines of `self` without the first `line` lines. Line 0 of the result is the line
+    /// of `self` with the index `line`.
     #[inline(always)]
     pub(crate) fn from(self, line: u64) -> Self {
         Self(self.0 + line * LINE_BYTES as u64)

@@ -16,8 +16,9 @@ pub(crate) fn position() -> (u64, u64) {
     (first, u64::from(gpu::grid_dim().x) * threads)
 }
 
-/// One line from each rank, at equal distances in a bank of a staging area. A kernel computes a
-/// line of the result from these lines.
+/// One 16-byte line from each rank. A kernel computes one line of the result from these lines. The
+/// lines are at equal distances in a bank, which is the part of a staging area that one launch
+/// uses.
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,

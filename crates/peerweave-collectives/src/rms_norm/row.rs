@@ -90,8 +90,8 @@ pub(super) fn threads() -> (u64, u64) {
     (u64::from(gpu::thread_idx().x), u64::from(gpu::block_dim().x))
 }
 
-/// Calls `with` for each row that this block handles, and passes the index of the row. Stops when
-/// `with` returns `false`.
+/// Calls the function `with` once for each row that this block handles. The argument is the index
+/// of the row. If a call returns `false`, the remaining rows are omitted.
 #[inline(always)]
 pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     let mut row = u64::from(gpu::block_idx().x);
@@ -103,8 +103,8 @@ pub(super) fn each_row(norm: &Norm, mut with: impl FnMut(u64) -> bool) {
     }
 }
 
-/// Calls `with` for each index below `n` that this thread handles. The indices are divided among
-/// the threads of the block.
+/// Calls the function `with` once for each index that this thread handles. The threads of the block
+/// divide the indices from 0 to `n - 1` among themselves.
 #[inline(always)]
 pub(super) fn each_index(n: u64, mut with: impl FnMut(u64)) {
     let (mut index, step) = threads();

@@ -85,13 +85,14 @@ enum Count {
     /// For one receiving rank: number of rounds in which the first block of the pair has pushed
     /// lines to that rank. The first block keeps this count.
     Sent,
-    /// Number of rounds in which lines from the rank have arrived for the second block of a pair.
+    /// Number of rounds in which the second block of a pair has received lines from the other rank.
     /// The second block keeps this count.
     Received,
     /// Number of messages to the rank for which [`Transfer::send_is_offered`] was 1. The first
     /// block of a pair keeps this count.
     FirstOffers,
-    /// The same number as [`Self::FirstOffers`]. The second block of a pair keeps this count.
+    /// The second block's own copy of the count [`Self::FirstOffers`]. Both blocks of a pair count
+    /// the same messages.
     SecondOffers,
     /// For one sending rank: number of messages from that rank for which
     /// [`Transfer::recv_is_offered`] was 1. The second block of the pair keeps this count.

@@ -206,9 +206,9 @@ impl Noop {
         std::mem::take(&mut self.state().calls)
     }
 
-    /// Sets the members of the team that the next split creates, in rank order. By default, the new
-    /// team has all members of its parent. The backend cannot compute the members, because the
-    /// other PEs are only simulated and pass no colors.
+    /// Sets the members of the team that the next split returns, in rank order. By default, the new
+    /// team has all members of its parent team. A split cannot determine the members, because the
+    /// other PEs are only simulated and pass no color to the split.
     pub fn next_split_gives(&self, members: impl IntoIterator<Item = u32>) {
         self.state().next_members = Some(members.into_iter().map(Pe::new).collect());
     }

@@ -35,8 +35,9 @@ pub(super) struct Staging {
     /// each block of a reduction through rings; the counters of channels; the counters of message
     /// rings.
     counters: Local<u64>,
-    /// Template for the argument of kernels that use the banks. Each call copies the template, and
-    /// sets the values that differ between calls.
+    /// Template for the argument of kernels that use the two banks of the staging area. Launches
+    /// use the banks alternately. Each call copies the template, and sets the values that differ
+    /// between calls.
     pub(super) banks: Call,
     /// Template for the argument of reduction kernels that use rings. Each call copies the
     /// template, and sets the values that differ between calls.

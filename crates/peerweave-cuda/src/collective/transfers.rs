@@ -80,7 +80,8 @@ impl Message {
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Wave {
     transfers: Transfers,
-    /// Whether a message that this rank receives overwrites a message that this rank sends.
+    /// Whether a message that this rank receives overwrites the memory of a message that this rank
+    /// sends in the same wave.
     in_place: bool,
     /// Whether receivers may offer their result buffers to senders. A sender then writes directly
     /// to the offered buffer, instead of sending through a ring. The value must be the same on all

@@ -87,8 +87,9 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns a flag for each element of `pieces`: whether the kernels in `entries` need this
-    /// piece. `entries` lists kernels by their indices in `pieces`.
+    /// Returns one flag for each element of `pieces`. `entries` contains the indices of some
+    /// kernels in `pieces`. A flag is true if these kernels need the piece, directly or through
+    /// other pieces. A flag is also true if its piece applies to the whole text.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();

@@ -165,7 +165,8 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes `value` to one element on `pe`, in words of the size that the function `unit` returns.
+/// Writes `value` to one element on `pe`, word by word. The size of a word is the result of the
+/// function `unit`.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -180,7 +181,8 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element on `pe`, in words of the size that the function `unit` returns.
+/// Reads one element on `pe`, word by word. The size of a word is the result of the function
+/// `unit`.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.

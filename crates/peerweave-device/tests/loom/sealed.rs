@@ -107,7 +107,7 @@ refuted!(
 );
 
 #[test]
-fn sealed_lines_are_consistent_in_any_order_of_stores() {
+fn sealed_line_stored_in_reverse_word_order_is_never_torn() {
     lines_change_hands::<Exact>(backward);
 }
 

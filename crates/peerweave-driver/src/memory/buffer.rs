@@ -197,9 +197,10 @@ fn follow(call: &'static str, waiter: &Arc<CudaStream>, other: &Arc<CudaStream>)
     if wait(other, deadline_after(DEADLINE))? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }
 
-/// Makes the stream `own` wait for the work on `stream`. cudarc frees the slice in the order of
-/// `own`. Another thread may have begun to capture `own` since the access was created. In this
-/// case, this thread waits until the capture or the work ends.
+/// Makes `own`, the own stream of a cudarc slice, wait for the work on `stream` that uses the
+/// slice. cudarc frees the slice's memory in stream order on `own`, so the memory is freed after
+/// the work. Another thread may have begun to capture `own`, and a captured stream cannot wait. In
+/// this case, the calling thread waits until the capture or the work ends.
 ///
 /// Aborts the process if neither the capture nor the work ends within `longest`. If this function
 /// returned instead, the slice's owner could free the memory, and the work could access memory of
@@ -443,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_of_a_raw_buffer_without_owner_returns_none() {
+    fn keep_returns_none_for_a_raw_buffer_without_owner() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");

@@ -68,8 +68,9 @@ struct Known {
     look_at: usize,
 }
 
-/// A stream that is recorded in a list. All nested lists that contain the same stream share this
-/// value. So the number of handles to this value shows whether a nested list contains the stream.
+/// A stream that is recorded in a list. If nested lists contain the same stream, they share this
+/// value with the outer list. So the number of handles to this value shows whether a nested list
+/// contains the stream.
 struct Noted {
     held: Arc<Held>,
 }

@@ -216,8 +216,9 @@ impl Entry {
         all
     }
 
-    /// Runs the function if the streams have completed. Returns the entry if a stream is busy.
-    /// Leaks the entry if the driver cannot report the state of the streams.
+    /// Frees the retired value by running the entry's function, if the work that uses the value is
+    /// complete. Returns the entry if a stream is still busy with this work. Leaks the value if the
+    /// driver cannot report whether the work is complete.
     fn step(mut self) -> Option<Self> {
         match self.readiness() {
             Readiness::Busy => return Some(self),

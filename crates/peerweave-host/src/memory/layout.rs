@@ -126,8 +126,8 @@ pub(crate) struct LoneWord {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct TeamWords {
-    /// The entry lines. The operation with epoch `k`, which is its number in the team, uses line `k
-    /// % ENTRY_LINES`.
+    /// The entry lines: cache lines in which this rank publishes that it has entered an operation.
+    /// The operation with the number (epoch) `k` in the team uses line `k % ENTRY_LINES`.
     pub(crate) entry: [Line; ENTRY_LINES],
     /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
@@ -170,7 +170,8 @@ pub(crate) struct Layout {
     /// team.
     team_blocks: usize,
     team_block_bytes: usize,
-    /// Offset of the lines by which kernels synchronize, from the start of a team block.
+    /// Offset, in a team block, of the memory by which kernels synchronize. A team block is the
+    /// part of a segment that belongs to one team.
     kernel_lines: usize,
     heap_start: usize,
     stride: usize,

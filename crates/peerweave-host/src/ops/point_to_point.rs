@@ -23,7 +23,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Values that say where a message is. The first word of a slot's payload has one of these values.
+/// Values of the first payload word in a mailbox slot. The value says which memory contains the
+/// message.
 mod place {
     /// The message is in the mailbox slot.
     pub(super) const SLOT: u64 = 0;

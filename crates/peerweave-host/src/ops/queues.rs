@@ -53,7 +53,7 @@ pub(crate) trait Queue: fmt::Debug + Send + Sync {
     fn pending_call(&self) -> Option<&'static str>;
 }
 
-/// All queues of a PE.
+/// All queues of operations on this PE, and the failures that no call has returned yet.
 #[derive(Debug, Default)]
 pub(crate) struct Queues {
     /// Total number of operations in all queues.

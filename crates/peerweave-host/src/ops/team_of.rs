@@ -422,8 +422,9 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends the calls of other members. Only calls that wait with the list of this call are ended.
-    /// Their state words then contain `reason` as the phase, and the PE `named`.
+    /// Ends `team_of` calls of other members. A call is ended if it waits for members and has the
+    /// same list of members as this call. The state word of an ended call contains the phase
+    /// `reason` and the PE `named`.
     fn end_others(&self, reason: u64, named: usize) {
         for pe in self.others() {
             if let Some(seen) = self.waits_with_me(pe) {

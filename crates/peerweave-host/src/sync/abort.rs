@@ -19,7 +19,7 @@ use std::sync::atomic::Ordering;
 pub(crate) enum JobAbort {
     /// PEs are threads of this process. They share this abort word.
     OfThreads(AbortWord),
-    /// PEs are processes. The word is in the page of PE 0.
+    /// PEs are processes. The abort word is in the shared memory segment of PE 0.
     OfProcesses,
 }
 

@@ -49,8 +49,9 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first cache line of the other rank's staging area. The processor requests this line and
-    /// the entry at the same time, not one after the other.
+    /// Together with the other rank's entry, the first cache line of that rank's staging area. The
+    /// entry is a cache line in which the rank publishes that it has entered the operation. The
+    /// processor requests both lines at the same time.
     StagedLine,
 }
 

@@ -245,7 +245,8 @@ pub(crate) struct Teams {
 #[derive(Debug)]
 struct Slots {
     states: Vec<Slot>,
-    /// For each slot, the last epoch of the previous team in the slot.
+    /// For each slot: the epoch (number) of the last operation that the previous team in this slot
+    /// has issued. 0 if no team has left the slot.
     last_epochs: Vec<u32>,
 }
 

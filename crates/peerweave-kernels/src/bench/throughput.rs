@@ -27,8 +27,8 @@ fn divided(len: usize, by: u32) -> usize {
     len.div_ceil(by as usize).next_multiple_of(2)
 }
 
-/// Returns the part of `of` that this block transfers. All parts except the last are multiples of
-/// 16 bytes.
+/// Returns the part of the slice `of` that this block transfers. The length of each part is a
+/// multiple of 16 bytes, unless the part contains the end of the slice.
 #[inline(always)]
 fn part(of: SymSlice<u64>) -> SymSlice<u64> {
     let each = divided(of.len(), gpu::grid_dim().count() as u32);

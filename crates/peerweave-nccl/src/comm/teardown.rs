@@ -56,7 +56,8 @@ impl Work {
         }
     }
 
-    /// Returns 1 if the work ends a communicator, otherwise 0.
+    /// Returns the number of communicators that a thread with this work ends: 1 for [`Work::End`]
+    /// and [`Work::Abort`], otherwise 0.
     fn communicators(self) -> usize {
         usize::from(matches!(self, Self::End | Self::Abort))
     }

@@ -25,7 +25,8 @@ pub(crate) struct InFlight {
     /// setup calls. They share one order, because NVSHMEM implements a collective of all PEs partly
     /// by collectives of the node team and of the same-index team.
     world_order: Arc<Order>,
-    /// Collective order of each team that the program created. The key is the team's handle.
+    /// One [`Order`] for each team that the program created. The order makes the team's collectives
+    /// run one after the other, even on different streams. The key is the team's handle.
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
     /// Incomplete transfers on NVSHMEM's own streams.
     pub(crate) pending: Pending,

@@ -23,8 +23,8 @@ use crate::error::{MisuseKind, NvshmemError};
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
-    /// The streams that wait for transfers because of a quiet or a barrier. These transfers are no
-    /// longer in the list `open`.
+    /// The streams on which a quiet or a barrier waits for transfers. These transfers have been
+    /// removed from the list `open`.
     taken: peerweave_driver::Streams,
 }
 

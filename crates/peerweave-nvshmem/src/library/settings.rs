@@ -216,9 +216,8 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns the variables that NVSHMEM reads only once per process, with their values. The
-    /// variables for the bootstrap by an id are omitted, because the plug-in reads them at each
-    /// bootstrap.
+    /// Returns the variables that NVSHMEM reads only once per process, with their values. Omits the
+    /// variables `NVSHMEM_BOOTSTRAP_UID_*`, because a bootstrap by an id reads them each time.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));

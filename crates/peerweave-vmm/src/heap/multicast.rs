@@ -93,8 +93,8 @@ impl SymmetricHeap {
     }
 }
 
-/// The steps of `SymmetricHeap::multicast`. After each step, the PEs exchange their outcomes of the
-/// step.
+/// The steps of `SymmetricHeap::multicast`. After each step, each PE tells the other PEs whether
+/// the step has succeeded on this PE.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,

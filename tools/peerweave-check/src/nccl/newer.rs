@@ -142,7 +142,8 @@ struct Member {
     step: Arc<Mutex<String>>,
 }
 
-/// The state of one rank while it runs one part: its stream, its results and its notes.
+/// The state of one rank while it runs one part of this check, such as the part about windows: the
+/// stream, the results and the notes of the rank.
 pub(crate) struct Part<'a> {
     name: &'static str,
     all: &'a Member,

@@ -122,8 +122,8 @@ impl Session<'_> {
         View { op, counts: case.counts, n_pes, rank, root: case.root.unwrap_or(0), placement }
     }
 
-    /// Allocates the buffers of all cases. Registers the buffers as windows if `is_window` is true.
-    /// Collective.
+    /// Allocates buffers that are long enough for every case in `cases`. Registers the buffers as
+    /// windows if `is_window` is true. All PEs must call this function.
     pub(crate) fn memory<T: Sample>(&self, cases: &[(usize, Case)], is_window: bool) -> Result<Memory<T>, Failure> {
         let n_pes = self.site.config.n_pes;
         // Takes the largest length of all PEs, because a window has the same length on every PE.

@@ -173,7 +173,8 @@ impl Session<'_> {
         self.free(memory)
     }
 
-    /// Allocates the buffers of all cases. Collective.
+    /// Allocates buffers that are long enough for every case in `cases`. All PEs must call this
+    /// function.
     pub(crate) fn memory<T: Reduced>(&self, cases: &[(usize, Case)]) -> Result<Parts<T>, Failure> {
         let all = cases.iter().map(|(_, case)| lengths(self.site.config, case));
         let (send, recv, target) = all.fold((0, 0, 0), |most, one| (most.0.max(one.0), most.1.max(one.1), most.2.max(one.2)));

@@ -76,10 +76,10 @@ struct Pe {
     last_stderr: LastLine,
 }
 
-/// A failed job whose first failed PE has not been reported yet. `failed` is the PE whose exit with
-/// a failure the launcher saw first, and `first` is the PE that the rendezvous server reports as
-/// lost first. The launcher reports `first` if that PE exits with a failure before `until`, and
-/// otherwise `failed`.
+/// State of a failed job before the launcher reports which PE failed first. The launcher has two
+/// candidates. `failed` is the PE whose failed exit the launcher saw first. `first` is the PE that
+/// the rendezvous server saw as lost first. If `first` exits with a failure before `until`, the
+/// launcher reports `first`. Otherwise it reports `failed`.
 #[derive(Clone, Copy)]
 struct Suspicion {
     failed: usize,

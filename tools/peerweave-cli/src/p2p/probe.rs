@@ -97,9 +97,9 @@ const COMPARED_WORDS: usize = 1 << 17;
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
-    /// Allocates two memories on each device: a source and a target. The length of each is `bytes`,
+    /// Allocates two buffers on each device: a source and a target. Each buffer has `bytes` bytes,
     /// rounded up to the largest granularity of the devices. All devices with peer access can
-    /// access this memory.
+    /// access the buffers.
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the

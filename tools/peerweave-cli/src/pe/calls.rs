@@ -28,8 +28,8 @@ pub struct Setting<'a, M> {
     pub world: &'a World,
     /// The stream, if stream-ordered calls are timed.
     pub stream: Option<&'a Stream>,
-    /// Whether a closure of type [`Calls`] waits for its stream-ordered calls. If `false`, the
-    /// caller of the closure must wait for them.
+    /// Whether a closure of type [`Calls`] waits until the calls that it has enqueued on the stream
+    /// are complete. If `false`, the caller of the closure must wait.
     pub waits: bool,
     /// Whether puts and gets are completed by one quiet at the end of a batch.
     pub nbi: bool,

@@ -77,8 +77,8 @@ fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
     Ok(crate::cuda::NOT_BUILT_IN.to_owned())
 }
 
-/// All cases that have the same element type. Also holds the world, the stream and the
-/// configuration for their measurement.
+/// The cases of one element type, with the world, the stream and the configuration for measuring
+/// these cases.
 struct Plan<'a> {
     world: &'a World,
     stream: Option<&'a Stream>,

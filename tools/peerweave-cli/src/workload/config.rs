@@ -272,8 +272,9 @@ impl Config {
         name
     }
 
-    /// Returns the lines of the table, ordered by type, reduction, root and size, as in nccl-tests.
-    /// Skips reductions that are not defined for a type.
+    /// Returns the cases to measure. Each case becomes one line in the table of results. The cases
+    /// are ordered by element type, reduction, root and size, as in nccl-tests. Reductions that are
+    /// not defined for an element type are omitted.
     pub fn cases(&self) -> Vec<Case> {
         let mut cases = Vec::new();
         for dtype in self.dtypes.iter().filter_map(|number| DType::from_u8(*number)) {

@@ -67,7 +67,7 @@ pub fn scalar<T: Sample>(rank: usize) -> T {
     T::from_bits64(encode(T::DTYPE, Value::Whole(1 + (rank % 2) as i64)))
 }
 
-/// Returns the elements of a tile in round `round`. The argument `of` identifies the tile. The
+/// Returns the elements of the sequence `of`, such as the input of a rank, in round `round`. The
 /// operation has `n_pes` ranks. The result has [`PERIOD`] elements, or twice as many for
 /// [`Tile::EveryOther`].
 pub fn tile<T: Sample>(of: Tile, redop: Option<ReduceOp>, n_pes: usize, round: u64) -> Vec<T> {

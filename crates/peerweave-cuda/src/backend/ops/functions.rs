@@ -35,8 +35,9 @@ struct Combination {
 }
 
 impl Combination {
-    /// Calls the caller's function to combine the operands. Each operand has `bytes` bytes. If the
-    /// function panics, stores an error.
+    /// Runs the reduction function of the program on the gathered operands. Each operand has
+    /// `bytes` bytes. If the function panics, stores an error in `panicked`. Does nothing if the
+    /// function has panicked before.
     fn run(&self, bytes: usize) {
         let Special::Function(function) = &*self.special else {
             unreachable!("peerweave-cuda bug: the operation has no function")

@@ -98,9 +98,9 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Counts the splits. A split sets the counters of all ranks of the parent team to the same
-    /// value: the largest of their counters, plus 1. The counter distinguishes teams that have used
-    /// the same team number.
+    /// Counter of splits. In a split, all ranks of the parent team set their counters to the same
+    /// value: the largest of these counters, plus 1. This value distinguishes a new team from
+    /// earlier teams with the same team number.
     pub(crate) splits: Mutex<u32>,
     /// Locked while this PE creates a team from a list of its members.
     pub(crate) making: Mutex<()>,

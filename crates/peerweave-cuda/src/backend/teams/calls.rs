@@ -127,8 +127,9 @@ impl Calls {
         word(1).store(number + 1, Ordering::Release);
     }
 
-    /// Ends the comparisons of a team's calls. The caller calls this function when a graph captures
-    /// calls of the team, because the graph may run them in an order that the host does not know.
+    /// Stops comparing the calls that this PE makes on a team with the calls of other PEs. Must be
+    /// called when a graph captures calls of the team. The host does not know the order in which
+    /// the graph runs these calls.
     pub(crate) fn end(&self, team: &TeamOf) {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }

@@ -58,9 +58,9 @@ pub(super) fn options_of_world(heap_bytes: u64) -> CollectivesOptions {
     CollectivesOptions { bank_bytes, slot_bytes: 4096, max_blocks, ..options }
 }
 
-/// Returns the options for the staging memory of each of `teams` teams. The team of all PEs is not
-/// one of these teams. The staging memory of all these teams together takes at most an eighth of
-/// the heap, unless even the smallest possible staging memory takes more.
+/// Returns the options for the staging memory of a team other than the team of all PEs. There are
+/// `teams` such teams, which all use these options. Together their staging memory takes at most an
+/// eighth of the heap, unless even the smallest possible staging memory takes more.
 pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptions {
     const KIB: u64 = 1 << 10;
     let share = heap_bytes / 8 / teams.max(1);

@@ -197,8 +197,8 @@ unsafe fn gather<A: Side, P: Piece + Into<u64>>(from: *const u8) -> Vector {
     vector
 }
 
-/// Writes a vector of 16 bytes. Each store writes one integer of type `P`. `cut` returns the low
-/// bytes of a 64-bit word as such an integer.
+/// Writes a vector of 16 bytes. Each store writes one integer of type `P`. The function `cut`
+/// converts a 64-bit word to type `P` by keeping its low bytes.
 ///
 /// # Safety
 /// `to` points to 16 bytes that accesses of kind `B` can write. `to` is aligned to the size of `P`.

@@ -81,8 +81,9 @@ struct Turn {
     /// Whether this rank has published its entry.
     entered: bool,
     purpose: Purpose,
-    /// Arguments of the call that needs the collective, encoded in one word. `purpose` determines
-    /// the encoding. All ranks must have the same word.
+    /// Arguments of the call for which the collective runs, encoded in one word. Such a call is,
+    /// for example, a split. `purpose` determines the encoding. The word must be the same on all
+    /// ranks.
     detail: u64,
 }
 

@@ -30,7 +30,8 @@ use peerweave_core::backend::{CollectiveKind, VectorCounts};
 enum Slots {
     InLine = 0,
     Staged = 1,
-    /// The parts are too long for slots.
+    /// The rank copies no parts to slots, because its parts are too long. Instead it publishes the
+    /// element counts of its parts in its staging area.
     None = 2,
 }
 

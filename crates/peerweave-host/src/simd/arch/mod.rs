@@ -213,11 +213,11 @@ pub(super) unsafe trait Arch: Copy + 'static {
 /// Code that [`Arch::enter`] compiles for each instruction set. `run` and all functions that it
 /// calls must be `#[inline(always)]`.
 pub(super) trait Kernel {
-    /// Runs this code, compiled for the instruction set `A`.
+    /// Runs the kernel, compiled for the instruction set `A`.
     ///
     /// # Safety
-    /// The caller is [`Arch::enter`] of `A`. The fields of this value meet the requirements of the
-    /// implementing type.
+    /// Only [`Arch::enter`] of `A` calls this function. The fields of `self` meet the requirements
+    /// of the type that implements this trait.
     unsafe fn run<A: Arch>(self);
 }
 

@@ -44,8 +44,9 @@ impl Guarded {
     }
 }
 
-/// Runs `call` on one thread while another thread closes the gate and frees the guarded value, as
-/// an abort does.
+/// Runs `call` on a new thread while this thread performs an abort: closes the gate and frees the
+/// guarded value ([`Guarded::end`]). The abort waits for at most `patience` for threads that may be
+/// blocked in NCCL. Repeats this scenario [`ROUNDS`] times.
 fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
     for _ in 0..ROUNDS {
         let shared = Arc::new(Guarded::default());
