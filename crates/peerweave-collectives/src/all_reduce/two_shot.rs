@@ -35,7 +35,7 @@ struct Thread<'a, const PLAIN: bool> {
     /// Index of the line in the bank at which the reduced parts start. The parts that are not yet
     /// reduced come first, so this index is also the number of their lines.
     results: u64,
-    /// Distance from each line that this thread handles to its next line, in lines.
+    /// Distance, in lines, between two consecutive lines that this thread handles.
     step: u64,
 }
 

@@ -89,9 +89,11 @@ impl Context {
     }
 
     /// Waits for the default stream and for every stream that has been used with this context. Then
-    /// calls `tell`, which calls NVSHMEM. In this call, NVSHMEM copies data on the default stream,
-    /// and waits for the whole device. If the first wait times out, this function only returns an
-    /// error. A timeout inside NVSHMEM makes the context unusable.
+    /// calls `tell`, which calls NVSHMEM's function for the module. This function of NVSHMEM copies
+    /// data on the default stream, and waits for the whole device.
+    ///
+    /// If the wait before `tell` times out, this function returns an error, and the context stays
+    /// usable. If the call of NVSHMEM times out, the context becomes unusable.
     fn init_with(
         &self,
         call: &'static str,
