@@ -58,7 +58,7 @@ fn pes(numbers: &[u32]) -> Vec<Pe> {
 }
 
 #[test]
-fn survivors_agree_on_members_in_the_old_order() {
+fn all_survivors_become_members_in_their_old_order() {
     for (n_pes, dead) in [(2, vec![]), (3, vec![0]), (4, vec![1, 2]), (8, vec![0, 7]), (130, vec![0, 64, 129])] {
         let old = Old::new(n_pes, &dead);
         let left: Vec<usize> = (0..n_pes).filter(|pe| !dead.contains(pe)).collect();

@@ -155,7 +155,7 @@ fn oldest_of_too_many_unidentified_connections_are_dropped() {
 }
 
 #[test]
-fn member_that_breaks_the_protocol_is_lost_and_named() {
+fn barrier_error_names_a_member_that_breaks_the_protocol() {
     let breaches: [Vec<u8>; 4] = [
         vec![0xff; 64],
         Frame::Welcome.to_bytes(),

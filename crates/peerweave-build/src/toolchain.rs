@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn compiler_without_core_is_reported_with_its_version() {
+    fn error_names_the_version_of_a_rustc_without_core_library() {
         let folder = env::temp_dir().join(format!("peerweave-build-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
         let rustc = folder.join("rustc");

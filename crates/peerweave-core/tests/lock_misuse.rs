@@ -143,7 +143,7 @@ fn out_of_memory_error_of_alloc_lock_names_alloc_lock() {
 }
 
 #[test]
-fn lock_release_frees_the_only_allocation_of_the_lock() {
+fn lock_release_frees_the_memory_of_the_lock() {
     let (noop, world, lock) = scene();
     assert!(matches!(noop.take_calls()[..], [Call::Allocate(_)]));
     lock.release().unwrap();

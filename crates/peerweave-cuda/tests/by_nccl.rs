@@ -347,7 +347,7 @@ fn timed_out_nccl_call_names_the_missing_pe() {
 }
 
 #[test]
-fn nccl_all_reduce_against_a_barrier_is_a_mismatch() {
+fn all_reduce_on_one_pe_and_barrier_on_another_is_a_mismatch() {
     fakes().run(|| {
         let gpu = gpu().deadline(Duration::from_secs(10));
         let all_have_failed = std::sync::Barrier::new(2);

@@ -76,7 +76,7 @@ fn dropped_gpu_holds_no_handle_of_the_rendezvous() {
 }
 
 #[test]
-fn gpu_dropped_while_a_kernel_runs_holds_no_rendezvous_handle() {
+fn gpu_drop_releases_the_rendezvous_while_a_kernel_runs() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {

@@ -50,7 +50,7 @@ fn new_team_has_the_rank_order_of_the_list_passed_to_team_of() {
 }
 
 #[test]
-fn if_no_team_number_is_free_then_team_of_fails_on_all_members() {
+fn team_of_fails_on_all_members_if_one_has_too_many_teams() {
     Fakes::new().cuda().run(|| {
         // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {

@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn explanation_and_sums_are_correct_for_a_chosen_algorithm() {
+fn chosen_algorithm_gives_correct_sums_and_explanation() {
     Fakes::new().cuda().run(|| {
         pes(
             3,

@@ -266,7 +266,7 @@ fn slice_outlives_the_work_of_two_reading_streams() {
 }
 
 #[test]
-fn slice_outlives_work_on_a_stream_of_another_context_object() {
+fn dropped_slice_waits_for_a_stream_of_another_context_object() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.

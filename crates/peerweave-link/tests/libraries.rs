@@ -138,7 +138,7 @@ fn code_of_a_different_architecture_is_a_version_mismatch() {
 /// sm_90a. A link on another thread would then wait forever. nvJitLink 13.0 and older accept such
 /// code.
 #[test]
-fn link_succeeds_after_a_cubin_of_another_thread_was_refused() {
+fn link_succeeds_after_a_failed_link_on_another_thread() {
     let hopper_alone = HOPPER.with_suffix('a');
     let other = Nvrtc::load().expect("NVRTC is installed").compile(&twice().option("-rdc=true"), Target::Cubin(hopper_alone));
     let cubin = other.expect("the source compiles").image;

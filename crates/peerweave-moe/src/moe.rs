@@ -210,8 +210,9 @@ fn random() -> u128 {
 }
 
 /// Checks that all PEs of the world have passed the same shape, element sizes and number of ranks.
-/// `is_wrong` states whether this PE has found its own arguments wrong. The check also fails if
-/// `is_wrong` is true on some PEs and false on other PEs.
+/// `is_wrong` states whether this PE has found a wrong value in its own arguments. All PEs must
+/// also pass the same `is_wrong`. If `is_wrong` is true on all PEs, the check succeeds, and each PE
+/// then returns its own error.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];

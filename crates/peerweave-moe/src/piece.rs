@@ -78,8 +78,8 @@ pub(crate) fn prefetch(from: u64, lines: usize) {
     let _ = (from, lines);
 }
 
-/// Calls `with`. If the processor supports AVX2, runs a version of `with` that is compiled for
-/// AVX2.
+/// Calls the closure `with` and returns its result. On a processor with AVX2, the closure is
+/// compiled with AVX2 instructions.
 #[inline(always)]
 pub(crate) fn vectorised<R>(with: impl FnOnce() -> R) -> R {
     #[cfg(all(target_arch = "x86_64", not(miri)))]

@@ -242,7 +242,7 @@ fn error_of_a_blocked_call_names_the_omitted_rank() {
 }
 
 #[test]
-fn late_rank_of_another_thread_does_not_count_as_omitted() {
+fn wait_for_a_late_rank_of_another_thread_succeeds() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             sum(&comm, &stream).expect("both ranks join");

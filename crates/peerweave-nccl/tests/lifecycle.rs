@@ -36,7 +36,7 @@ fn split_creates_a_communicator_for_each_color() {
 }
 
 #[test]
-fn split_all_splits_several_ranks_of_one_thread() {
+fn split_all_accepts_several_ranks_of_one_thread() {
     fakes(4).run(|| {
         let all = all(4);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank().get() / 2), 0)).collect();

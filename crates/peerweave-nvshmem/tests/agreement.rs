@@ -42,7 +42,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
 }
 
 #[test]
-fn threads_may_make_setup_calls_in_the_same_order_on_all_pes() {
+fn setup_calls_of_threads_succeed_if_pes_agree_on_the_order() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();

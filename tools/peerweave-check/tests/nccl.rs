@@ -27,7 +27,7 @@ fn all_checks_pass_with_two_ranks_in_one_process() {
 }
 
 #[test]
-fn process_checks_pass_with_and_without_a_killed_rank() {
+fn checks_in_two_processes_pass_even_if_one_rank_is_killed() {
     fakes().run(|| {
         assert_eq!(last_line(&["--processes", "2", "--count", "33"]), "OK 2 checks");
         assert_eq!(last_line(&["--processes", "2", "--kill", "1"]), "OK 1 checks");

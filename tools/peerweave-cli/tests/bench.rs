@@ -73,7 +73,7 @@ fn operations_on_a_stream_have_correct_results() {
 }
 
 #[test]
-fn results_are_correct_if_inputs_are_rewritten() {
+fn results_are_correct_if_inputs_are_rewritten_before_each_call() {
     every_operation(&["--threads", "--dirty"]);
 }
 

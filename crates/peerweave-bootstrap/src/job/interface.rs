@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn external_interface_is_preferred() {
+    fn external_interface_is_preferred_to_docker_and_loopback() {
         assert_eq!(choose(None, machine()).unwrap().address.to_string(), "10.0.0.7");
         assert_eq!(choose(None, machine()[..2].to_vec()).unwrap().name, "docker0");
         assert_eq!(choose(None, machine()[..1].to_vec()).unwrap().name, "lo");

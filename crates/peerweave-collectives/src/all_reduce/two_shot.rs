@@ -35,7 +35,7 @@ struct Thread<'a, const PLAIN: bool> {
     /// Index in the bank of the first line of the reduced parts. The unreduced parts lie before
     /// this line, so this index is also the number of lines in all unreduced parts.
     results: u64,
-    /// Distance from each line that this thread handles to its next line, in lines.
+    /// Distance, in lines, between two consecutive lines that this thread handles.
     step: u64,
 }
 

@@ -47,7 +47,8 @@ impl<const WHOLE: bool> Operand<WHOLE> {
         self.count.div_ceil(per_line::<T>() as u64)
     }
 
-    /// Returns whether the `n` lines from line `line` are complete and aligned to [`LINE_BYTES`].
+    /// Returns whether the `n` lines that start with line `line` lie completely in the operand, and
+    /// the operand is aligned to [`LINE_BYTES`].
     #[inline(always)]
     pub(crate) fn is_whole<T: Class>(self, line: u64, n: u64) -> bool {
         WHOLE || self.aligned && (line + n) * per_line::<T>() as u64 <= self.count

@@ -15,9 +15,9 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
 /// Neighbouring blocks handle neighbouring indices.
 #[derive(Clone, Copy)]
 pub(crate) struct Share {
-    /// Index of this block among the blocks that divide the range of indices.
+    /// Index of this block among the blocks that handle the range together.
     pub(crate) index: u64,
-    /// Number of blocks that divide the range of indices.
+    /// Number of blocks that handle the range together. Each block handles a part of the indices.
     pub(crate) of: u64,
 }
 

@@ -119,9 +119,10 @@ fn await_group<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
 }
 
-/// Waits until all lines of two rows have arrived, and returns the lines. The second row is `step`
-/// lines after the first row. All loads of a poll are in flight at the same time. `own` has this
-/// rank's line of each row. `W` must be at least the number of ranks.
+/// Waits until all lines of two rows have arrived, and returns the lines of both rows. A row has
+/// one line from each rank. The first row is `row`, and the second row is `step` lines after it. No
+/// rank writes this rank's own lines, so `own` passes them. Each poll issues the loads of all lines
+/// before it tests a line. `W` must be at least the number of ranks.
 #[inline(always)]
 pub(crate) fn await_two_rows<const W: usize>(
     ctx: &Context,

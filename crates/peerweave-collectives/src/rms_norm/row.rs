@@ -12,8 +12,9 @@ use peerweave_types::{bf16, f16};
 /// A float type whose elements are normalised in `f32`. The functions take `lanes`, the elements of
 /// one 16-byte line as `f32`.
 pub(super) trait Real: Class<Wide = f32> {
-    /// Folds the elements in order: calls `with` with the intermediate result and the next element.
-    /// `start` is the first intermediate result. Returns the last one.
+    /// Folds the elements in order. `start` is the first intermediate result. `with` computes the
+    /// next intermediate result from the previous one and an element. Returns the last intermediate
+    /// result.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
     /// Returns the elements, each multiplied by `factor`.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;

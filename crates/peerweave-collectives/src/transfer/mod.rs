@@ -70,9 +70,9 @@ pub struct Transfer {
     /// If this field is 1, the peer must set `recv_is_offered` to 1 for the same message, and the
     /// length of the message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank's kernel offers or refuses `recv` for the message from
-    /// the peer. The kernel offers `recv` if [`is_direct`](Self::is_direct) is 1, and refuses
-    /// `recv` if `is_direct` is 0.
+    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer whether the peer may store its
+    /// message directly in `recv`. The kernel permits this (offers `recv`) if
+    /// [`is_direct`](Self::is_direct) is 1, and forbids it (refuses `recv`) if `is_direct` is 0.
     ///
     /// If this field is 1, the peer must set `send_is_offered` to 1 for the same message.
     pub recv_is_offered: u64,
@@ -88,8 +88,8 @@ pub struct Transfers {
 }
 
 impl Transfers {
-    /// Calls `field` with the [`Transfer`] at index `k`, and returns the result. `field` reads one
-    /// field of the `Transfer`.
+    /// Returns one field of the [`Transfer`] at index `k`. The closure `field` reads this field
+    /// from a `Transfer`.
     #[inline(always)]
     fn field(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         self.field_of::<MAX_RANKS>(k, field)

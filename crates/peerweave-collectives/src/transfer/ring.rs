@@ -60,9 +60,9 @@ use peerweave_device::prelude::*;
 
 /// Number of slots in a ring. Each block of a receiver has one ring for each sender.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for four flags: *ready*, *credit*, *open* and *second*. One rank
-/// raises these flags for one block, or for one pair of blocks, of another rank. Each flag has its
-/// own cache line.
+/// Size in bytes of a set of four flags: *ready*, *credit*, *open* and *second*. Each flag has its
+/// own cache line. For each of its blocks (or pairs of blocks), a rank has one set for each rank
+/// that raises flags for this block.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;

@@ -63,7 +63,7 @@ types! {
 }
 
 #[test]
-fn scan_of_any_length_is_correct_between_other_collectives() {
+fn scans_that_alternate_with_all_reduces_are_correct() {
     for ranks in [2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

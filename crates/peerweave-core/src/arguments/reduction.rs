@@ -24,7 +24,8 @@ use std::marker::PhantomData;
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Reduction<T> {
     op: ReduceOp,
-    /// The bits of the scalar; `None` for a reduction without a scalar.
+    /// The bits of the scalar that was passed to [`Reduction::pre_mul_sum`]; `None` for all other
+    /// reductions.
     scalar: Option<u64>,
     element: PhantomData<fn() -> T>,
 }

@@ -157,7 +157,7 @@ pub enum NanRule {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {
-    /// Later operations on the stream do not run. These operations fail with
+    /// Operations that follow the failed operation on the same stream do not run. They fail with
     /// [`Error::Skipped`](crate::Error::Skipped).
     SkipsStream,
     /// The stream continues. The team of the failed operation or kernel is poisoned: later

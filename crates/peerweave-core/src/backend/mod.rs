@@ -189,9 +189,10 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
         None
     }
 
-    /// Records the error with which a call of this PE fails, and returns this error.
-    /// [`Backend::lost`] has returned the error before. If this PE then ends because of the error,
-    /// other PEs can name the original failure.
+    /// Called when a call of this PE fails with an error that [`Backend::lost`] has returned.
+    /// Records this error: if this PE then ends because of the error, other PEs can name the
+    /// original failure. Returns the error for the caller of the failed call: `error`, or the abort
+    /// if the job has been aborted.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
@@ -371,8 +372,8 @@ pub struct JobShape {
 }
 
 /// The number by which a backend names a team. The team of all PEs is [`TeamId::WORLD`]. A backend
-/// that communicates does not soon reuse the number of a destroyed team. A call that arrives late
-/// therefore does not reach another team.
+/// that communicates does not give the number of a destroyed team to a new team soon afterwards.
+/// Otherwise, a call that arrives late could reach the new team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 

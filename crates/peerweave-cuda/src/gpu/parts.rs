@@ -12,8 +12,8 @@ use std::collections::HashMap;
 /// A PTX text that is divided into parts. Each part can be compiled as a module.
 #[derive(Debug)]
 pub(crate) struct Parts<'a> {
-    /// The whole text in pieces. A piece is a function, a variable, or a line that applies to the
-    /// whole text.
+    /// The whole PTX text, divided into pieces. A piece is a function, a variable, or a line that
+    /// applies to the whole text.
     pieces: Vec<Piece<'a>>,
     /// For the name of each function and variable, the indices of its pieces in `pieces`. A
     /// function that is both declared and defined has several pieces.
@@ -102,8 +102,8 @@ impl<'a> Parts<'a> {
         reached
     }
 
-    /// Returns the number of parts. The number includes empty parts, which were joined with other
-    /// parts.
+    /// Returns the number of parts, including empty parts. A part is empty if it was joined with
+    /// another part, which then has all kernels of both.
     pub(crate) fn len(&self) -> usize {
         self.parts.len()
     }

@@ -102,7 +102,7 @@ pub(crate) enum OwnPath {
     Nothing,
     /// The team has one rank, so the result is a copy of the operand.
     Copy,
-    /// The kernel of a barrier carries out the call.
+    /// The call is a barrier or a sync. The barrier kernel carries out both.
     Barrier,
     /// A kernel of all_reduce carries out the reduction, by the algorithm of the route.
     Reduction(Route),
@@ -125,7 +125,7 @@ pub(crate) enum OwnPath {
 pub(crate) enum Because {
     /// Only one method can carry out the call.
     Only,
-    /// A route-table row that describes Peerweave's kernels determined the choice.
+    /// The choice comes from a route-table row for Peerweave's own kernels. The field is this row.
     Row(OwnRow),
     /// A threshold of the route table determined the choice. The fields are its index in
     /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value in bytes.
@@ -415,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn all_reduce_too_long_for_a_staging_bank_uses_rings() {
+    fn all_reduce_larger_than_staging_memory_is_chunked() {
         let (small, routes) = (Limits { bank_bytes: 64 * KIB, ..limits(4) }, routes());
         assert_eq!(route(&routes, DType::F32, 4096, &small).algorithm, Algorithm::OneShot);
         assert_eq!(route(&routes, DType::F32, 1 << 20, &small).algorithm, Algorithm::Chunked);

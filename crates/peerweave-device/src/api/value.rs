@@ -11,26 +11,26 @@ pub(crate) trait Side: Copy {
     /// Loads an integer.
     ///
     /// # Safety
-    /// `from` is aligned to the size of `P`, and this thread can read the integer at `from` by
-    /// accesses of kind `Self`.
+    /// `from` is aligned to the size of `P`. This thread can read the integer at `from` by the kind
+    /// of access that `Self` stands for.
     unsafe fn load<P: Piece>(from: *const P) -> P;
     /// Stores an integer.
     ///
     /// # Safety
-    /// `to` is aligned to the size of `P`, and this thread can write the integer at `to` by
-    /// accesses of kind `Self`.
+    /// `to` is aligned to the size of `P`. This thread can write the integer at `to` by the kind of
+    /// access that `Self` stands for.
     unsafe fn store<P: Piece>(to: *mut P, value: P);
     /// Loads a vector of 16 bytes.
     ///
     /// # Safety
-    /// `from` points to 16 bytes, aligned to 16, that this thread can read by accesses of kind
-    /// `Self`.
+    /// `from` points to 16 bytes and is aligned to 16. This thread can read these bytes by the kind
+    /// of access that `Self` stands for.
     unsafe fn load_vector(from: *const u8) -> gpu::Vector;
     /// Stores a vector of 16 bytes.
     ///
     /// # Safety
-    /// `to` points to 16 bytes, aligned to 16, that this thread can write by accesses of kind
-    /// `Self`.
+    /// `to` points to 16 bytes and is aligned to 16. This thread can write these bytes by the kind
+    /// of access that `Self` stands for.
     unsafe fn store_vector(to: *mut u8, value: gpu::Vector);
 }
 

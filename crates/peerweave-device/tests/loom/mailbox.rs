@@ -175,7 +175,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn receiver_detects_a_withdrawal_if_it_read_changed_data() {
+fn receiver_that_reads_changed_data_detects_the_withdrawal() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 

@@ -79,7 +79,7 @@ fn invalidate(call: &'static str, stream: &CudaStream) -> DriverError {
 /// three cases:
 /// - The stream is being captured.
 /// - The capture was invalidated, and the thread that began the capture has not ended it.
-/// - The stream is the default stream, and a stream is being captured that is ordered with the
+/// - The stream is the default stream. Another stream is being captured, and is ordered with the
 ///   default stream.
 ///
 /// # Errors

@@ -205,10 +205,11 @@ impl Streams {
     /// [`fences`]. The caller may then count the handles of each stream, to find the streams that
     /// can be removed.
     ///
-    /// Another thread may call [`note`](Self::note) at the same time. The fences guarantee that the
-    /// caller counts the handle of that thread, or that the thread finds `last` cleared. A thread
-    /// that finds `last` cleared waits for the lock of the list, then searches the list for its
-    /// stream.
+    /// Another thread may call [`note`](Self::note) for its stream at the same time. The fences
+    /// guarantee that at least one of the two threads notices the other. Either the caller of this
+    /// function counts the other thread's handle, and does not remove the stream. Or the other
+    /// thread finds `last` cleared. It then waits for the lock of the list, and searches the list
+    /// for its stream.
     ///
     /// Returns `false` if the operating system has no heavy fence. The caller must then remove no
     /// stream.

@@ -460,7 +460,7 @@ mod tests {
     }
 
     #[test]
-    fn no_two_segments_have_addresses_with_equal_lower_28_bits() {
+    fn addresses_of_segments_differ_in_their_lower_28_bits() {
         for heap_bytes in [1 << 20, 64 << 20, 100 << 20, 1 << 30, 3 << 30] {
             let layout = Layout::new(64, heap_bytes).unwrap();
             let lower: std::collections::HashSet<_> = (0..64).map(|pe| layout.stride * pe % (1 << 28)).collect();

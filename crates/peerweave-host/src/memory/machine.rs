@@ -17,9 +17,9 @@ pub(crate) fn memory_bytes() -> u64 {
 /// are always allowed, and do not read the files of the system.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now. The caller compares the result with the
-/// size of a request. `request` is this size: if it is small, the result is `u64::MAX`, and the
-/// system is not asked.
+/// Returns the number of bytes that can be allocated now. The caller compares this number with the
+/// size of a request, which is `request` bytes. Requests of less than [`SMALL`] bytes are always
+/// allowed. For such a request, returns `u64::MAX` without a query of the system.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;

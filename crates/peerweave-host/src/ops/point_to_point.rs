@@ -159,8 +159,8 @@ impl Transfers {
         }
     }
 
-    /// Ends all transfers that are not done, because of the failure `because`. The peers still
-    /// expect these transfers, so the teams of the transfers fail.
+    /// Ends all pending transfers after the failure `because`. The peers still expect these
+    /// transfers, so the teams of the transfers fail.
     #[cold]
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         for transfer in self.all.iter_mut().filter(|transfer| !transfer.is_done()) {

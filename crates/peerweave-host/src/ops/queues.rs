@@ -10,8 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// consequences of the kept failures.
 const KEPT_FAILURES: usize = 64;
 
-/// The failure of a queued operation. Because of this failure, later operations may be skipped. The
-/// failures of these operations share the `reported` flag with this failure.
+/// The failure of a queued operation, which has failed or has been skipped because of an earlier
+/// failure. A failure and the failures of the operations skipped because of it share one `reported`
+/// flag. If a call returns one of these failures, all of them count as reported.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,

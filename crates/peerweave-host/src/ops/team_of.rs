@@ -48,7 +48,7 @@ mod phase {
     pub(super) const MADE: u64 = 5;
     /// The leader no longer uses the slot that it had chosen. All members try again.
     pub(super) const CANCELLED: u64 = 6;
-    /// Phase of a call that failed because no slot is free on all members.
+    /// Phase of a call that failed, because every slot is in use on at least one member.
     pub(super) const FULL: u64 = 7;
     /// Phase of a call that another member has ended, because a PE was lost or did not arrive
     /// before the deadline. The state word names this PE.

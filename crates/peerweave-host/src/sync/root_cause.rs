@@ -3,10 +3,10 @@
 //! words from PE to PE, until they find the first failure.
 //!
 //! A failure word is 0, or contains a PE and the cause of its failure. Only one PE writes each
-//! word. Each PE has one failure word for every team, and one in its page for all operations. A
-//! word for a team is written at most once. The word in a page may be replaced by a later failure.
-//! It is not replaced if it names another PE that has died or left, because the later failure is
-//! then a consequence.
+//! word. Each PE has one failure word for each team. It has another failure word in its page (its
+//! own part of the shared memory), for the failures of all its operations. A word for a team is
+//! written at most once. The word in the page may be replaced by a later failure, unless it names
+//! another PE that has died or left: the later failure is then a consequence.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;

@@ -44,8 +44,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
     progress(epoch, LAST_PHASE, 0)
 }
 
-/// What a rank fetches into its cache together with the entry of another rank. In an entry, a rank
-/// publishes that it has entered an operation.
+/// The data that a rank requests into its cache together with the entry of another rank. By the
+/// entry, the other rank announces that it has entered an operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,

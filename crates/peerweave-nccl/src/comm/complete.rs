@@ -51,8 +51,8 @@ impl Inner {
         self.complete(call, self.started(code), inside)
     }
 
-    /// Returns the code to use instead of `code`, which NCCL returned for a call without a stream.
-    /// On a non-blocking communicator, success becomes `ncclInProgress`.
+    /// Converts the result code of a call that is not issued on a stream. On a non-blocking
+    /// communicator, `ncclSuccess` becomes `ncclInProgress`. All other codes stay the same.
     /// [`complete_started`](Self::complete_started) documents the reason.
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
@@ -281,8 +281,11 @@ pub(crate) fn complete_all(
 
 /// Marks this thread as possibly blocked in NCCL. The mark is stored in the lock of each
 /// communicator in `inside`. Fails if another thread has aborted or finalized one of these
-/// communicators. A failed call removes all marks, so the thread that aborts or finalizes waits
-/// without a time limit until this thread has released the locks.
+/// communicators.
+///
+/// If this function fails, it removes all marks. The thread that aborts or finalizes then waits
+/// without a time limit until this thread has released the locks. For marked threads, it would wait
+/// only for a limited time.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.

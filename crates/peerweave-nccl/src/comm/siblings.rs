@@ -60,7 +60,7 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,
-    /// Time of the next check for omitted ranks.
+    /// Time of the next check whether the thread has omitted one of its ranks from a group.
     next: Instant,
     /// Waiting time before the thread reports a rank that it omitted from a group.
     /// [`LEFT_OUT_AFTER`] may shorten this time.

@@ -61,7 +61,7 @@ pub enum HostCftMode {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum NvlsHostMode {
-    /// NCCL's host API uses all NVLS operations.
+    /// NCCL's host API uses all operations of NVLink switches.
     Enable,
     /// NCCL's host API does not use the NVLS transport, and does not register buffers for this
     /// transport. All other NVLS operations stay enabled.

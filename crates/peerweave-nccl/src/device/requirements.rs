@@ -287,9 +287,10 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values: the version to write to NCCL's structs, the size of the device
-    /// communicator in bytes, and whether NCCL must use the layout of the loaded library. The size
-    /// is `None` if NCCL must report the size.
+    /// Returns three values: the version for the version fields of NCCL's structs, the size of the
+    /// device communicator in bytes, and the value of the field `useRuntimeVersion`. If
+    /// `useRuntimeVersion` is true, NCCL uses the layout of the loaded library and reports the size
+    /// itself, so the returned size is `None`.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "the query for the size of a device communicator";
         let newest = found.version.min(sys::HEADER);

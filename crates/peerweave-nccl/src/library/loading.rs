@@ -470,7 +470,7 @@ mod tests {
     }
 
     #[test]
-    fn text_that_another_thread_writes_is_read_without_a_race() {
+    fn text_can_be_read_while_another_thread_writes_it() {
         // Miri would detect a data race.
         let bytes: Vec<_> = (0..64).map(|_| AtomicU8::new(0)).collect();
         std::thread::scope(|scope| {

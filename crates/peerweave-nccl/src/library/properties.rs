@@ -76,8 +76,9 @@ pub enum GinConnection {
     /// [`Communicator::rail_team`](crate::Communicator::rail_team).
     Rail,
     /// Kernels reach the ranks whose distance from this rank is a multiple of this stride. Requires
-    /// NCCL 2.31. [`CommProperties::gin_connection`] cannot determine the stride, and returns 0 as
-    /// the stride. [`CommProperties::gin_min_stride`] returns the actual stride.
+    /// NCCL 2.31. In a result of [`CommProperties::gin_connection`], the stride is always 0,
+    /// because that function does not know the stride. [`CommProperties::gin_min_stride`] returns
+    /// the stride.
     Stride(u32),
 }
 

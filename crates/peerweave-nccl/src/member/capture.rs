@@ -45,13 +45,14 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// Fails if another thread has begun to capture the stream during this call. In this case, also
-    /// invalidates the capture, so that the capture yields no graph. Called after NCCL has
-    /// returned, and only if this crate found no capture before it called NCCL.
+    /// Checks again, after NCCL has returned, that the stream is not being captured. Called only if
+    /// the check before the call of NCCL found no capture. If another thread has begun a capture in
+    /// between, this function invalidates the capture, so that the capture yields no graph. It then
+    /// returns an error.
     ///
-    /// NCCL checks for a capture after the check of this crate. So NCCL may have put the work into
-    /// the graph. The graph does not keep the memory of the work alive, and a replay could use
-    /// freed memory.
+    /// NCCL makes its own check for a capture after the first check of this crate. So NCCL may have
+    /// put the work into the graph. The graph does not keep the memory of the work alive, so a
+    /// replay could use freed memory.
     #[inline]
     pub(crate) fn not_captured_meanwhile(&self, call: &'static str, stream: &CudaStream) -> Result<(), NcclError> {
         if self.is_surely_not_captured(stream) { Ok(()) } else { Ok(refuse_capture_begun(call, stream)?) }

@@ -176,9 +176,9 @@ fn with_state(word: u64, state: State) -> u64 {
 /// The gate of one communicator.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
-    /// The owner is the thread that has entered the gate exclusively. The low bits contain the
-    /// owner's mode. The high bits contain the number of earlier owners, which distinguishes the
-    /// stays of owners.
+    /// Describes the owner, which is the thread that has entered the gate exclusively. The low bits
+    /// contain the owner's mode. The high bits count the earlier owners. So each owner has a
+    /// different value, even if the same thread enters the gate again.
     ///
     /// While the gate has an owner, only the owner writes this value. So a plain store, instead of
     /// a locked instruction, suffices to leave the gate.

@@ -5,7 +5,7 @@
 //!  entry      one call into NVSHMEM at a time, each with a deadline      gate
 //!  agree      PEs compare a set-up call before any PE calls NVSHMEM      identity
 //!  enqueued   work that has not completed: streams, teams, graphs        order, pending, streams
-//!  deferred   calls of NVSHMEM that destructors leave for later
+//!  deferred   calls that destructors request, made when the gate is free
 //! ```
 //!
 //! `heap` has symmetric memory; `startup` starts and ends NVSHMEM.

@@ -33,8 +33,10 @@ pub(crate) struct Pending {
 /// stream is added to the lists of all these allocations.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// 1 plus the number of times that `memory` was emptied. An allocation is in `memory` if and
-    /// only if its [`Streams::pending`] equals `emptied`.
+    /// Number of the current list in `memory`, counted from 1. A new list begins each time `memory`
+    /// is emptied. [`Streams::pending`] of an allocation is the number of the list to which the
+    /// allocation was last added. So the allocation is in `memory` if and only if the two numbers
+    /// are equal.
     emptied: u64,
 }
 

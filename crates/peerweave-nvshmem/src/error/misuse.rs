@@ -117,11 +117,11 @@ pub enum MisuseKind {
     /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// Name of the first buffer. Usually the call reads this buffer. If this buffer is a signal
-        /// word or the target of a get, the call writes this buffer.
+        /// Name of the first buffer. The call reads this buffer, unless it is a signal word or the
+        /// target of a get, which the call writes.
         read: &'static str,
-        /// Name of the second buffer. Usually the call writes this buffer. If this buffer is the
-        /// source of a get, the call reads this buffer.
+        /// Name of the second buffer. The call writes this buffer, unless it is the source of a
+        /// get, which the call reads.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,

@@ -29,8 +29,9 @@ struct List(&'static [*const c_char]);
 // this.
 unsafe impl Send for List {}
 
-/// Every list of variables that this module has made, and the texts of the variables in these
-/// lists. A thread locks this value while it changes the environment.
+/// All lists of environment variables that this module has created, and the strings in these lists.
+/// They are never freed, because other threads may still read them. A thread that changes the
+/// environment locks [`MADE`] during the change.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,

@@ -88,10 +88,12 @@ impl Context {
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// Calls NVSHMEM through the function `tell`. Before that, waits for the default stream and for
-    /// every stream that has been used with this context. The reason is that NVSHMEM copies data on
-    /// the default stream, and then waits for the whole device. A timeout in this function's own
-    /// wait is only an error, but a timeout inside NVSHMEM makes the context unusable.
+    /// Waits for the default stream and for every stream that has been used with this context. Then
+    /// calls `tell`, which calls NVSHMEM's function for the module. This function of NVSHMEM copies
+    /// data on the default stream, and waits for the whole device.
+    ///
+    /// If the wait before `tell` times out, this function returns an error, and the context stays
+    /// usable. If the call of NVSHMEM times out, the context becomes unusable.
     fn init_with(
         &self,
         call: &'static str,

@@ -317,9 +317,9 @@ impl Chunk {
         self
     }
 
-    /// Drops the memory of other PEs. Memory that was opened by legacy IPC is closed later. For
-    /// each such memory, the returned list has a cell. The cell gets the result when the memory has
-    /// been closed.
+    /// Drops the memory of other PEs. Memory that was opened by legacy IPC is closed later. The
+    /// returned list has one element for each such memory. Once the memory has been closed, the
+    /// element contains the result.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;

@@ -147,9 +147,9 @@ impl Team {
     }
 }
 
-/// Returns the first offset in a multicast object at which no memory of `device` is bound. The
-/// object has `bytes` bytes. Only the bindings in `bindings` count, because other bindings may be
-/// dropped at any time.
+/// Returns the lowest offset in a multicast object at which no binding in `bindings` binds memory
+/// of `device`. Returns `None` if these bindings cover all `bytes` bytes of the object. Other
+/// bindings are ignored, because they may be dropped at any time.
 fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize> {
     let mut ranges: Vec<Range<usize>> =
         bindings.iter().filter(|binding| binding.device() == device).map(Binding::range).collect();

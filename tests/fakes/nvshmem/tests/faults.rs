@@ -356,7 +356,7 @@ fn fake_nvshmem_starts_by_a_launcher_but_not_by_mpi() {
 }
 
 #[test]
-fn module_region_and_queue_pair_calls_are_simulated() {
+fn fake_nvshmem_supports_modules_regions_and_queue_pairs() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");

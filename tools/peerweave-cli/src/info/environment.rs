@@ -26,7 +26,7 @@ pub(super) struct Launcher {
 pub(super) struct Backend {
     /// Name of the backend; `None` if the settings are invalid.
     name: Option<String>,
-    /// Reason for this backend, or error in the settings.
+    /// The reason why this backend was chosen. If the settings are invalid: the error.
     why: String,
 }
 

@@ -23,7 +23,7 @@ pub(super) struct Trial {
     pub first_barrier_ms: Option<f64>,
     /// Instruction set that reductions use.
     pub compute: Option<String>,
-    /// How private buffers are accessed.
+    /// How ordinary buffers, which are not in symmetric memory, are transferred between the PEs.
     pub private_buffers: Option<String>,
 }
 

@@ -10,7 +10,7 @@ const MAX_BYTES: usize = 500;
 /// State of the parser: how the next line is interpreted.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
-    /// Ordinary output: each line replaces the text that was stored before.
+    /// Ordinary output. Each new line replaces the stored text, so that the last line remains.
     #[default]
     Line,
     /// Message of a panic, which may have several lines.

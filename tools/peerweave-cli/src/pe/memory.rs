@@ -94,9 +94,9 @@ fn differences<T: Sample>(found: &[T], due: &[T]) -> u64 {
     std::iter::zip(found, due).map(|(found, due)| u64::from(found.bits64() != due.bits64())).sum()
 }
 
-/// Splits a part of a buffer into ranges that do not cross the end of the tile. The tile has
-/// `period` elements. For each range, calls `piece` with three numbers: the start of the range in
-/// the buffer, the start of the range in the tile, and the length.
+/// Splits a part of a buffer into ranges. The part repeats a tile of `period` elements, and a new
+/// range begins wherever the tile begins again. For each range, calls `piece` with three numbers:
+/// the start of the range in the buffer, the start of the range in the tile, and the length.
 fn pieces(part: &Part, period: usize, mut piece: impl FnMut(usize, usize, usize) -> Result<()>) -> Result<()> {
     let mut done = 0;
     while done < part.len {

@@ -1,5 +1,5 @@
-//! The portable API on GPUs as a contender of a comparison. The calls run on a CUDA stream, so that
-//! the calls can be captured into a graph.
+//! The portable API on GPUs, as one of the libraries that `bench --compare` measures. The calls run
+//! on a CUDA stream, so that they can be captured into a graph.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};

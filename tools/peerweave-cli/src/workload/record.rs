@@ -75,7 +75,7 @@ pub struct Ready {
     pub backend: String,
     /// Device or instruction set that computes reductions.
     pub compute: String,
-    /// How private buffers are accessed.
+    /// How ordinary buffers, which are not in symmetric memory, are transferred between PEs.
     pub private_buffers: String,
     /// Time at which the PE passed the first barrier, in nanoseconds of the machine's monotonic
     /// clock.

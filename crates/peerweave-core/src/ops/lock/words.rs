@@ -181,7 +181,8 @@ impl Words {
         Ok(())
     }
 
-    /// Records that `pe` no longer waits. Returns `false` if another PE has already recorded that.
+    /// Changes the word of `pe` from "waits for the lock" to "does not wait". Returns `false` if
+    /// the word does not say that `pe` waits, because it has been changed before.
     pub(super) fn stop_waiting(&self, call: &'static str, pe: Pe) -> Result<bool> {
         let found = self.compare_swap(call, Self::place(pe), waiting::YES, waiting::NO)?;
         Ok(found == waiting::YES)

@@ -36,9 +36,9 @@ impl Enqueue<'_> {
     }
 
     /// Keeps the memory in which `source` stores an outcome, until the enqueued operation has
-    /// ended. Does nothing if `source` has no such memory. The outcome of a group is the outcome of
-    /// its last operation. So in a group, this function is called for the sources of all other
-    /// operations.
+    /// ended. Does nothing if `source` has no such memory. Used for groups: only the outcome of a
+    /// group's last operation is read, but the memory for the other outcomes must stay allocated
+    /// too.
     pub(crate) fn hold(&mut self, source: Source) {
         if !matches!(source, Source::Copy | Source::Kernel | Source::Launch | Source::Nccl | Source::Hosts) {
             self.keep.push(Arc::new(source));

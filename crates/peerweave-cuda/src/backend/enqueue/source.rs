@@ -58,8 +58,9 @@ pub(crate) struct Wait {
     pub(crate) until: Until,
     /// Number of words for which the operation waits.
     pub(crate) count: usize,
-    /// The awaited word if the operation waits for a single word; otherwise `None`. The field
-    /// `found` of this value is not used.
+    /// If the operation waits for a single word: that word, for the error of a timeout. Otherwise
+    /// `None`. The value in the field `found` is unused: the error gets the value that the kernel
+    /// reports.
     pub(crate) word: Option<AwaitedWord>,
 }
 

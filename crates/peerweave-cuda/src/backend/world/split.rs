@@ -12,7 +12,7 @@ use crate::team::{Exchange, Parent, Team};
 
 /// Parses the bytes that a rank sends in a split. The first result is the rank's
 /// [`State::splits`](crate::backend::state::State::splits), a counter of splits. The second result
-/// is a random sentinel for staging memory.
+/// is a sentinel: random bits that fill staging memory until data arrives.
 fn split_attached(attached: &[u8]) -> (u32, [u64; 2]) {
     let word = |at: usize| {
         attached.get(at..at + 8).map_or(0, |bytes| u64::from_le_bytes(bytes.try_into().expect("eight bytes fit the array")))

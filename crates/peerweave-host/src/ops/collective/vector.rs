@@ -35,9 +35,9 @@ enum Slots {
     None = 2,
 }
 
-/// Mask for the bits in the last word of an entry that contain a [`Slots`] value. The other bits
-/// contain the balance of the rank's counts, modulo 2^62. The balance is a checksum, as described
-/// at [`balance`].
+/// Mask for the lowest bits in the last word of an entry. These bits contain a [`Slots`] value. The
+/// other bits contain the balance of the rank's counts, modulo 2^62. The balance is a checksum, as
+/// described at [`balance`].
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
@@ -112,7 +112,10 @@ impl Run<'_> {
         self.step.stage(rank, self.step.parity()).wrapping_add(self.counts_bytes())
     }
 
-    /// Runs the rest of the collective. All ranks have published their entries.
+    /// Completes the collective after all ranks have published their entries. Copies the parts for
+    /// this rank from the slots of the sending ranks (places in shared memory, one for each
+    /// receiver). If a part does not fit in its slot, or if the counts disagree, calls
+    /// [`Self::vector_without_slots`].
     #[inline]
     pub(super) fn vector(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         let (mut balance, mut slots) = (0u64, 0);
@@ -176,9 +179,9 @@ impl Run<'_> {
         }
     }
 
-    /// Runs the rest of the collective without slots. This is necessary if the parts of any rank do
-    /// not fit in slots. If the counts of two ranks disagree, returns an error that describes the
-    /// disagreement.
+    /// Completes the collective without slots, which are places in shared memory for short parts.
+    /// Called if the parts of any rank do not fit in slots, or if the counts of two ranks disagree.
+    /// In the second case, returns an error that describes the disagreement.
     #[cold]
     fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         // Calls are compared in full, because ranks access buffers that other ranks name.

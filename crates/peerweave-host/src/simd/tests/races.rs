@@ -44,7 +44,7 @@ fn racing_copy_reads_only_values_that_were_written() {
 }
 
 #[test]
-fn racing_reduction_gives_all_outputs_the_same_bits() {
+fn outputs_of_a_reduction_are_equal_while_its_input_changes() {
     let memory = shared();
     std::thread::scope(|scope| {
         let memory = &memory;

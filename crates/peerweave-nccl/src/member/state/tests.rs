@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn gate_drain_waits_for_an_unblocked_thread_without_a_limit() {
+fn drain_waits_past_its_limit_for_a_thread_not_blocked_in_nccl() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
