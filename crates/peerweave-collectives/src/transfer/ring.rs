@@ -88,13 +88,13 @@ enum Count {
     /// Number of rounds in which lines from the rank have arrived for the second block of a pair.
     /// The second block keeps this count.
     Received,
-    /// Number of messages to the rank for which [`Transfer::send_is_offered`] was 1. The first
-    /// block of a pair keeps this count.
+    /// Number of times that [`Transfer::send_is_offered`] was 1 for a message to the rank. The
+    /// first block of a pair keeps this count.
     FirstOffers,
     /// The same number as [`Self::FirstOffers`]. The second block of a pair keeps this count.
     SecondOffers,
-    /// Number of messages from the rank for which [`Transfer::recv_is_offered`] was 1. The second
-    /// block of a pair keeps this count.
+    /// Number of times that [`Transfer::recv_is_offered`] was 1 for a message from the rank. The
+    /// second block of a pair keeps this count.
     OffersHere,
 }
 

@@ -171,8 +171,8 @@ numbers! {
         NCCL_GIN_CONNECTION_FULL = 1;
         /// Kernels reach the ranks of the rail team over the network.
         NCCL_GIN_CONNECTION_RAIL = 2;
-        /// Kernels reach, over the network, the ranks whose distance from their own rank is a
-        /// multiple of a stride. Since 2.31.0.
+        /// Kernels reach some ranks over the network: those whose distance from the kernel's rank
+        /// is a multiple of a given stride. Since 2.31.0.
         NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3;
     }
 }
