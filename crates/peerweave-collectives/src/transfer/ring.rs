@@ -77,9 +77,10 @@ const SECOND: u64 = 384;
 /// The pair has five counts for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// The counts that a pair of blocks keeps for each rank, in device memory that outlives the launch.
-/// The first block of a pair pushes messages, and the second block copies arriving chunks. Each
-/// count belongs to one of the two blocks: only that block uses and writes the count.
+/// Selects a count of rounds or messages. A pair of blocks keeps such counts for each rank, in
+/// device memory that outlives the launch. The first block of a pair pushes messages, and the
+/// second block copies arriving chunks. Each count belongs to one of the two blocks: only that
+/// block uses and writes the count.
 #[derive(Clone, Copy)]
 enum Count {
     /// Number of rounds in which the first block of a pair has pushed lines to the rank. The first

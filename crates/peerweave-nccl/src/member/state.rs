@@ -370,9 +370,8 @@ impl Gate {
     }
 
     /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// differs, changes nothing and returns the current state as the error. A reader (a thread that
-    /// shares the gate) may have caused the difference: a reader can change the state, and may
-    /// still be inside NCCL after that.
+    /// is different, changes nothing and returns the current state as the error. A reader (a thread
+    /// that shares the gate) may have changed the state, and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)

@@ -181,8 +181,8 @@ numbers! {
     /// Transport through which kernels communicate over the network (GIN). The type has one byte in
     /// 2.29.2 and 2.29.3, and four bytes in later versions.
     ncclGinType_t(c_int) {
-        /// In properties of a communicator, no transport. In requirements of a device communicator,
-        /// any transport.
+        /// As a property of a communicator: no transport. As a requirement of a device
+        /// communicator: any transport.
         NCCL_GIN_TYPE_NONE = 0;
         /// A proxy thread on the host.
         NCCL_GIN_TYPE_PROXY = 2;
