@@ -77,6 +77,6 @@ fn collectives_move_composite_types_across_hosts() {
 }
 
 #[test]
-fn invalid_calls_with_composite_elements_return_misuse() {
+fn wrong_use_of_composite_types_is_refused() {
     Fakes::new().cuda().run(|| check(2, elements::refuse));
 }
