@@ -16,8 +16,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait until this PE detects the end of another PE. This PE waits if a failure word
-/// names a PE whose end this PE has not detected yet.
+/// Maximum time to wait until this PE detects the end of another PE. This PE waits if a failure
+/// word names a PE whose end this PE has not detected yet.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
 /// first unmaps the memory, which takes long if it is large, and then closes the files of the
