@@ -117,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn reduction_with_narrow_registers_is_reported() {
+    fn avx512_reduction_with_registers_below_512_bits_is_reported() {
         let kernel = |at: usize, line: &str| format!("_Rrun_avx512_6Reduce{at}:\n\t.cfi_startproc\n{line}\n.Lend{at}:\n");
         let wide: String = (0..FEWEST_KERNELS).map(|at| kernel(at, "\tvaddps\t%zmm1, %zmm2, %zmm3")).collect();
         assert_eq!(findings(&wide).faults, Vec::<String>::new());

@@ -34,9 +34,9 @@ pub struct Failure {
     /// The error message.
     pub reason: String,
     /// Whether this failure is only a consequence of another PE's failure. If several PEs fail in
-    /// the same round of [`agree`], the error on the other PEs names one failed PE. This PE is the
-    /// first member for which this field is `false`. If the field is `true` for all failed PEs, the
-    /// error names the first failed member.
+    /// the same round of [`agree`], the error on the other PEs names only one failed PE: the first
+    /// member whose failure is not a consequence. If all failures are consequences, the error names
+    /// the first failed member.
     pub is_consequence: bool,
 }
 

@@ -198,8 +198,9 @@ impl Call {
         self.results == EVERY || self.results == self.rank_after(k)
     }
 
-    /// Returns whether this rank stores the part that it reduces in its own result. Returns false
-    /// only if the call has a root ([`Results::Root`]) and this rank is not the root.
+    /// Each rank reduces one part of the elements. Returns whether this rank stores its part in its
+    /// own result. Returns false only if the call has a root ([`Results::Root`]) and this rank is
+    /// not the root.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)

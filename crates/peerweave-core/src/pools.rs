@@ -82,8 +82,8 @@ pub(crate) struct Pools {
     pub(crate) specials: Pool<Special>,
     /// The lists that contain the operations of groups.
     groups: Pool<Vec<Op>>,
-    /// Lists of memory owners, which keep the memory of an operation allocated. Only operations
-    /// that may have many owners use these lists: groups, all-reduces with RMSNorm, and launches.
+    /// Lists of owners, each of which keeps memory of an operation allocated. Only operations that
+    /// may have many owners use these lists: groups, all-reduces with RMSNorm, and launches.
     kept: Arc<KeptPool>,
     ranges: Mutex<Vec<Range>>,
 }

@@ -81,7 +81,7 @@ fn leak_report_says_if_a_handle_from_symmetric_at_is_alive() {
 }
 
 #[test]
-fn signal_update_outlives_the_signal_handle() {
+fn signal_update_is_valid_after_its_signal_handle_is_dropped() {
     let world = world();
     let words = world.alloc_zeroed::<u64>(2).unwrap();
     let update = words.signal(1).unwrap().set(5);

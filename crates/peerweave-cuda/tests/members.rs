@@ -113,7 +113,7 @@ fn if_pes_pass_different_lists_then_team_of_fails_on_all_pes() {
 }
 
 #[test]
-fn retry_of_team_of_succeeds_after_a_timeout_names_the_late_pe() {
+fn team_of_retried_after_a_timeout_of_a_late_pe_succeeds() {
     Fakes::new().cuda().run(|| {
         let failed = AtomicUsize::new(0);
         worlds(3, options().deadline(Duration::from_secs(5)), |world| {

@@ -290,7 +290,7 @@ fn dropped_slice_waits_for_a_stream_of_another_context_object() {
 }
 
 #[test]
-fn slice_of_the_default_stream_outlives_work_of_other_streams() {
+fn default_stream_slice_is_freed_after_writes_on_other_streams() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let own = context.default_stream();

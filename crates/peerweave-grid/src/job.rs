@@ -331,8 +331,8 @@ impl Job {
         TeamEntry::sync_bytes(self.n_pes(), SLOTS)
     }
 
-    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. For
-    /// an empty range, checks only that it does not end after this memory.
+    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. An
+    /// empty range may begin before this memory, but must not end after this memory.
     fn is_allocated(&self, start: u64, bytes: u64) -> bool {
         (bytes == 0 || start >= self.first()) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
     }

@@ -90,7 +90,7 @@ fn capabilities_describe_the_arithmetic_of_each_reduction() {
 }
 
 #[test]
-fn team_failure_is_a_timeout_after_a_barrier_has_timed_out() {
+fn team_failure_returns_the_timeout_error_of_its_barrier() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
     let has_failed = std::sync::Barrier::new(2);

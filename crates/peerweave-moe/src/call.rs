@@ -24,8 +24,8 @@ pub(crate) fn pe_of(ctx: &Context, team: KernelTeam, rank: u32) -> u32 {
     ctx.team_pe(team, rank).unwrap_or(u32::MAX)
 }
 
-/// For each rank, the address of one slice of symmetric memory in the memory of that rank. The
-/// addresses are stored in the block's shared memory.
+/// Addresses of the copies of one symmetric slice. For each rank there is one address, at which
+/// this PE accesses the copy of that rank. The addresses are stored in the block's shared memory.
 #[derive(Clone, Copy)]
 pub(crate) struct Peers(SharedSlice<u64>);
 

@@ -126,8 +126,8 @@ impl Lines {
     /// whose data has not arrived.
     ///
     /// # Errors
-    /// If the data has not arrived before the deadline. The failure names the PE that `sender`
-    /// returns.
+    /// If the data has not arrived before the deadline. The failure names the PE with the number
+    /// that `sender` returns: the PE that should have sent the data.
     #[inline(always)]
     pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
         let look = || Some(self.look(line)).filter(|found| has_arrived(*found, sentinel));
@@ -141,8 +141,8 @@ impl Lines {
     /// belongs to the row that begins at line `row`.
     ///
     /// # Errors
-    /// If the data of a line has not arrived before the deadline. The failure names the PE that
-    /// `sender` returns.
+    /// If the data of a line has not arrived before the deadline. The failure names the PE with the
+    /// number that `sender` returns: the PE that should have sent the data.
     #[inline(always)]
     pub(crate) fn take_batch(
         self,

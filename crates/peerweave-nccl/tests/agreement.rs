@@ -181,7 +181,7 @@ fn left_out(result: Result<(), NcclError>, expected: &[u32]) -> String {
 }
 
 #[test]
-fn error_of_a_wait_names_the_rank_that_the_thread_omitted() {
+fn wait_error_names_the_rank_whose_call_was_not_issued() {
     fakes(2).run(|| {
         let all = all(2);
         let (one, first) = &all[0];

@@ -355,7 +355,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn call_fails_if_its_buffer_begins_a_capture() {
+fn call_fails_if_acquiring_its_buffer_begins_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));

@@ -77,7 +77,7 @@ fn shuffle_vote_and_barrier_functions_of_a_block_are_correct() {
 }
 
 #[test]
-fn query_and_poll_functions_of_kernels_are_correct() {
+fn kernel_functions_for_pe_numbers_and_polling_are_correct() {
     check(&context::check_context::KERNEL, 1, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(context::WORDS), result));
 }
 

@@ -64,7 +64,7 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// Whether at least one observed process of the rank ran the same program as this process.
+    /// Whether at least one process of the rank was seen to run the same program as this process.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,

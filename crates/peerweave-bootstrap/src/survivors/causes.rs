@@ -38,10 +38,11 @@ impl Survivors<'_> {
     }
 
     /// Searches for the member that caused a failure. The search starts at the member `gone`, which
-    /// seems to have ended or given up. From a member that has given up, the search goes to the PE
-    /// that this member named as the cause. The search ends at the first PE that neither ends nor
-    /// gives up within `limit`, and returns that PE. Returns `None` if that PE is the calling PE.
-    /// Also returns `None` if a PE on the way has ended or has named no PE.
+    /// seems to have ended or given up. If a member has given up, the search continues at the PE
+    /// that this member named as the cause. If a member neither ends nor gives up within `limit`,
+    /// the search ends, and this function returns the member, or `None` if the member is the
+    /// calling PE. Also returns `None` if a member has ended or has named no PE, or if the search
+    /// has taken as many steps as there are members.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;

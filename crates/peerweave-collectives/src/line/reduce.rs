@@ -115,7 +115,8 @@ over! {
     f64: |a, b| a / b;
 }
 
-/// Returns a 16-byte line in which every element has the bits `bits`.
+/// Returns a 16-byte line whose elements are all equal. `bits` contains the bits of one element,
+/// zero-extended.
 #[inline(always)]
 fn splat<T>(bits: u64) -> Vector {
     let word = match size_of::<T>() {

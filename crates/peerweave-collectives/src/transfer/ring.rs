@@ -77,9 +77,10 @@ const SECOND: u64 = 384;
 /// The pair has five counts for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
-/// The counts that a pair of blocks keeps for each rank, in device memory that outlives the launch.
-/// The first block of a pair pushes messages, and the second block copies arriving chunks. Each
-/// count belongs to one of the two blocks: only that block uses and writes the count.
+/// Selects a count of rounds or messages. A pair of blocks keeps such counts for each rank, in
+/// device memory that outlives the launch. The first block of a pair pushes messages, and the
+/// second block copies arriving chunks. Each count belongs to one of the two blocks: only that
+/// block uses and writes the count.
 #[derive(Clone, Copy)]
 enum Count {
     /// For one receiving rank: number of rounds in which the first block of the pair has pushed
@@ -88,14 +89,14 @@ enum Count {
     /// Number of rounds in which the second block of a pair has received lines from the other rank.
     /// The second block keeps this count.
     Received,
-    /// Number of messages to the rank for which [`Transfer::send_is_offered`] was 1. The first
-    /// block of a pair keeps this count.
+    /// Number of times that [`Transfer::send_is_offered`] was 1 for a message to the rank. The
+    /// first block of a pair keeps this count.
     FirstOffers,
     /// The second block's own copy of the count [`Self::FirstOffers`]. Both blocks of a pair count
     /// the same messages.
     SecondOffers,
-    /// For one sending rank: number of messages from that rank for which
-    /// [`Transfer::recv_is_offered`] was 1. The second block of the pair keeps this count.
+    /// Number of times that [`Transfer::recv_is_offered`] was 1 for a message from the rank. The
+    /// second block of a pair keeps this count.
     OffersHere,
 }
 

@@ -16,8 +16,8 @@ mod sealed {
     }
 }
 
-/// An [`OutputScale`] whose type is erased: the scale of a quantised result. The scale is one
-/// number for all rows, or memory for the scale of each row.
+/// An [`OutputScale`] whose type is erased: the scale of a quantised result. Either all rows have
+/// the same scale, which is a number, or each row has its own scale, which is stored in memory.
 pub(crate) enum ErasedScale<'a> {
     Static(f32),
     Rows(Span<'a>),

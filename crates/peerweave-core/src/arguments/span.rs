@@ -196,7 +196,7 @@ pub trait StreamDest<T: Element>: Dest<T> {}
     note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&[T]`, `&Vec<T>`, `&[T; N]` and `&T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
-    /// The type of the memory that the root passes.
+    /// Type of the memory that the operation's root passes in the call.
     type Argument: Source<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
@@ -211,7 +211,7 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
-    /// The type of the memory that the root passes.
+    /// Type of the memory that the operation's root passes in the call.
     type Argument: Dest<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;

@@ -75,7 +75,7 @@ impl Keep {
         Self(Owners::Many(owners))
     }
 
-    /// Passes each owner of device memory to `with`, until a call of `with` returns an error.
+    /// Calls `with(owner)` for each owner of device memory. Stops at the first error.
     ///
     /// # Errors
     /// The first error that `with` returns.

@@ -340,8 +340,9 @@ pub(crate) fn quiet(call: &'static str, shared: &Shared) -> Result<Prepared<'sta
     Ok(Prepared::new(Op::Quiet, [Owner::Caller; 3]))
 }
 
-/// Checks that the program can destroy the team. `owned_by_world` says whether the team is the team
-/// of all PEs or of this machine's PEs.
+/// Checks that the program may destroy the team. The world owns two teams, which the program may
+/// not destroy: the team of all PEs, and the team of this machine's PEs. `owned_by_world` says
+/// whether the team is one of these two teams.
 pub(crate) fn destroyable(call: &'static str, of: &Team, owned_by_world: bool) -> Result<()> {
     team(call, of)?;
     if of.inner.id == TeamId::WORLD {

@@ -114,7 +114,7 @@ pub(crate) fn unsupported(call: &'static str, why: &'static str) -> Error {
     Error::Unsupported { call, backend: NAME, why }
 }
 
-/// Returns the error of a call that was made after finalize, although the call needs the GPU.
+/// Returns the misuse error for a call that is not allowed after finalize.
 pub(crate) fn finalized(call: &'static str) -> Error {
     Misuse { call, kind: MisuseKind::Finalized }.into()
 }

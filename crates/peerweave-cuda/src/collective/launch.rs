@@ -31,7 +31,7 @@ impl Collectives {
         Ok(slot.get_or_init(|| loaded))
     }
 
-    /// Enqueues a launch of `kernel`. After the context, the kernel takes `call` as an argument.
+    /// Enqueues a launch of `kernel`. The arguments of the kernel are the context and `call`.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.

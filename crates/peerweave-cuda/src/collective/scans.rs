@@ -18,9 +18,10 @@ impl Collectives {
     ///
     /// The operands must meet the requirements of [`all_reduce`](Self::all_reduce). Every rank
     /// sends its elements to all higher ranks. So in a call of `n` bytes among `r` ranks, a GPU
-    /// sends up to `(r - 1) * n` bytes. A call that is too long for a bank enqueues several
-    /// kernels. For [`ReduceOp::PreMulSum`], `scalar` holds the zero-extended bits of the factor by
-    /// which this rank multiplies its elements. Other reductions ignore `scalar`.
+    /// sends up to `(r - 1) * n` bytes. If the elements of all ranks do not fit into a bank (a
+    /// receive buffer of the staging memory), the call enqueues several kernels. For
+    /// [`ReduceOp::PreMulSum`], `scalar` holds the zero-extended bits of the factor by which this
+    /// rank multiplies its elements. Other reductions ignore `scalar`.
     ///
     /// # Collective
     /// All ranks, with the same count, type and reduction.

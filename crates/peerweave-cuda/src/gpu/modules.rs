@@ -32,7 +32,7 @@ pub(crate) struct Modules {
 struct Crate {
     text: &'static str,
     parts: Parts<'static>,
-    /// The loaded module of each part; `None` for a part that is not loaded.
+    /// For each part of the PTX, the loaded module; `None` for a part that is not loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
     /// The wrapper functions by which the crate calls NVSHMEM. `None` if the crate is not linked
     /// with NVSHMEM.

@@ -30,9 +30,9 @@ const ALIGNMENT_BYTES: u64 = 256;
 /// graph's handles of the memory on another thread, some time after the graph is destroyed.
 pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
-/// A function that checks whether a resource is still in use. The resource is the heap of a GPU, or
-/// NVSHMEM's context. The function returns `true` if no thread holds the resource. After this
-/// thread has released the resource, other threads may still hold the resource for a short time.
+/// A function that checks whether a resource is free: the heap of a GPU, or NVSHMEM's context. The
+/// function returns `true` if no thread holds the resource. After this thread has released the
+/// resource, other threads may still hold the resource for a short time.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {

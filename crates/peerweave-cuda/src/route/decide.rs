@@ -197,8 +197,9 @@ impl Routes {
         }
     }
 
-    /// Returns the method by which Peerweave's kernels would carry out a call, and the reason. If
-    /// the caller requested a method that cannot be used, also returns this request and the reason.
+    /// Returns the method by which Peerweave's kernels would carry out a call, and the reason for
+    /// this method. If a different method was requested but cannot be used, also returns who
+    /// requested that method, and why it cannot be used.
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
             AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,

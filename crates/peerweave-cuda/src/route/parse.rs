@@ -142,7 +142,8 @@ fn is_arch(word: &str) -> bool {
     word == "any" || word.parse::<peerweave_link::Arch>().is_ok_and(|arch| arch.to_string() == word)
 }
 
-/// Parses a size in bytes, such as `64K`. Returns [`u64::MAX`] for `rest`.
+/// Parses a size in bytes, such as `64K`. Returns [`u64::MAX`] for the word `rest`, which stands
+/// for all larger sizes.
 fn bytes(word: &str) -> Result<u64, String> {
     let refused = || format!("{word:?} is not a size, expected a number of bytes, such as 100, 64K or 16M, or the word rest");
     match word {

@@ -23,7 +23,7 @@ pub enum Kind {
 /// [`Thread`], [`Warp`] and [`Block`] implement this trait. Other crates cannot implement this
 /// trait.
 pub trait Scope: sealed::Sealed + Copy + 'static {
-    /// This scope as a value.
+    /// The kind of this scope as a run-time value: a thread, a warp or a block.
     const KIND: Kind;
 
     /// Whether the scope is a single thread.

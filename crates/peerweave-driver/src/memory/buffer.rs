@@ -136,10 +136,10 @@ impl<'a> Access<'a> {
     }
 }
 
-/// Returns whether this crate must order work on `stream` with `own`. The stream `own` is the
-/// slice's own stream, and cudarc frees the slice in the order of `own`. Returns `false` if both
-/// are the same stream, which already orders its work. Also returns `false` if the caller has
-/// disabled cudarc's event tracking. Disabling event tracking is `unsafe`, and makes the caller
+/// Returns whether this crate must order work on `stream` relative to work on `own`. `own` is the
+/// slice's own stream: cudarc frees the slice in the order of this stream. Returns `false` if both
+/// are the same stream, because a stream orders its own work. Also returns `false` if the caller
+/// has disabled cudarc's event tracking. Disabling event tracking is `unsafe`, and makes the caller
 /// responsible for the order.
 fn is_shared(own: &CudaStream, stream: &CudaStream) -> bool {
     let is_other = own.cu_stream() != stream.cu_stream() || own.context().cu_ctx() != stream.context().cu_ctx();

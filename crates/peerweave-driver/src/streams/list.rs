@@ -75,9 +75,9 @@ struct Noted {
     held: Arc<Held>,
 }
 
-/// The handle that the lists use for a stream. For a created stream ([`Key::Made`]), all lists
-/// share one handle. So the number of handles of a created stream shows whether other code has a
-/// handle too.
+/// A stream, as lists store it. All lists share one `Held` for a created stream ([`Key::Made`]), so
+/// all lists together own one handle to the stream. If a created stream has more than one handle,
+/// other code has a handle too.
 struct Held {
     stream: Arc<CudaStream>,
 }

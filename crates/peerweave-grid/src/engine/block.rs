@@ -53,7 +53,8 @@ pub(crate) struct Block {
     barrier_result: bool,
     /// Pending warp operations of each warp.
     pending: Vec<Vec<Pending>>,
-    /// For each thread, the values of its last complete warp operation: one value from each lane.
+    /// For each thread: the values that the lanes of its warp passed to the thread's last complete
+    /// warp operation, such as a shuffle. There is one value for each lane.
     taken: Vec<Rc<[u64; WARP as usize]>>,
     dynamic: SharedMemory,
     fixed: HashMap<usize, SharedMemory>,

@@ -353,9 +353,10 @@ impl Segments {
         unsafe { &*self.team_block(pe, slot).cast::<TeamWords>() }
     }
 
-    /// Returns one message slot of a mailbox. In this mailbox, PE `pe` receives the messages of
-    /// rank `from` of a team. `slot` is the number of the team's block in each segment. `index` is
-    /// the number of the message slot in the mailbox.
+    /// Returns one message slot of a mailbox. In each team, a PE has one mailbox for each sending
+    /// rank. `pe` is the receiving PE, and `from` is the sending rank. `slot` selects the team: it
+    /// is the number of the team's block in each segment. `index` selects the message slot in the
+    /// mailbox.
     pub(crate) fn mail(&self, pe: usize, slot: usize, from: usize, index: usize) -> &MailSlot {
         // SAFETY: as for `team_words`. The slot is inside the mapping, because `from < n_pes`, and
         // aligned, because all sizes are multiples of 128.

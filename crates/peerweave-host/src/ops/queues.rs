@@ -22,8 +22,8 @@ pub(crate) struct Failure {
 }
 
 impl Failure {
-    /// Creates the failure of an operation that has failed with `error`. The failure is not
-    /// reported yet.
+    /// Creates the record of a failed operation. `error` is the error of the operation. At first,
+    /// the failure is not marked as reported.
     pub(crate) fn new(error: Error) -> Self {
         Self { error, reported: Arc::default() }
     }

@@ -16,8 +16,8 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time for which this PE waits until it detects that a PE has died or left. The wait is
-/// necessary because a failure word can name a PE before this PE has detected the end of that PE.
+/// Maximum time to wait until this PE detects the end of another PE. This PE waits if a failure
+/// word names a PE whose end this PE has not detected yet.
 const PROCESS_END: Duration = Duration::from_millis(200);
 /// Like [`PROCESS_END`], but for a PE whose memory could not be read, because its process is
 /// ending. The operating system first unmaps the memory of the process, and then closes its files.

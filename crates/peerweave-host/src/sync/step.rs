@@ -246,9 +246,10 @@ impl<'a> Step<'a> {
     /// Publishes that this rank has completed the first `phase` phases of the operation. Then waits
     /// until all ranks have completed these phases.
     ///
-    /// If the progress word of a rank has a later epoch, the rank has completed every phase of this
-    /// operation. The word may even belong to the next team in the same slot: that team continues
-    /// the count of epochs, so its epochs are later.
+    /// The progress word of a rank contains the epoch of the rank's latest operation. If this epoch
+    /// is later than the epoch of this operation, the rank has completed this operation. The later
+    /// epoch may even belong to a different team: the next team in the same slot continues the
+    /// count of epochs.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);

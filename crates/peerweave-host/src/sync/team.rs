@@ -188,8 +188,7 @@ impl TeamState {
         self.history.load(Ordering::Relaxed)
     }
 
-    /// Sets the digest of this rank's latest small broadcasts, which [`TeamState::history`]
-    /// returns.
+    /// Replaces the digest of this rank's small broadcasts, which [`TeamState::history`] returns.
     #[inline]
     pub(crate) fn set_history(&self, history: u64) {
         self.history.store(history, Ordering::Relaxed);

@@ -48,7 +48,8 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Lends no shared memory, so that the threads themselves copy the elements.
+/// Does nothing. Unlike [`lend`], lends no shared memory to the context. So the threads themselves
+/// copy the elements.
 #[inline(always)]
 fn keep(_: &Context) {}
 

@@ -62,8 +62,8 @@ pub(crate) struct LeftOut {
     thread: u64,
     /// Time of the next check whether the thread has omitted one of its ranks from a group.
     next: Instant,
-    /// Waiting time before the thread reports a rank that it omitted from a group.
-    /// [`LEFT_OUT_AFTER`] may shorten this time.
+    /// Waiting time after which the thread reports a rank that it omitted from a group. Some waits
+    /// also have the maximum [`LEFT_OUT_AFTER`], which may be shorter.
     patience: Duration,
 }
 
@@ -75,8 +75,8 @@ impl LeftOut {
         Self::by_thread(this_thread(), deadline)
     }
 
-    /// Creates the state like [`new`](Self::new), but for a wait of the thread with the number
-    /// `thread`.
+    /// Creates the state for one wait of the thread with the number `thread`. `deadline` is the
+    /// time limit of the wait. Otherwise like [`new`](Self::new).
     pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }

@@ -62,7 +62,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn call_name_is_decoded_from_the_low_8_bits() {
+    fn call_name_is_decoded_from_the_low_8_bits_of_a_word() {
         assert_eq!(Call::AllReduce.name(), "all_reduce");
         assert_eq!(Call::Grow.name(), "grow");
         assert_eq!(Call::name_of(7 << Call::BITS | Call::Recv as u64), "recv");

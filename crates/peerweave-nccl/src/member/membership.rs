@@ -108,9 +108,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// Number of a group that has several communicators, if a thread may be blocked in this group.
-    /// All communicators of the group store the same number. The number is 0 if there is no such
-    /// group.
+    /// Number of the group in which a thread may be blocked in NCCL; 0 if there is no such group.
+    /// Only groups with several communicators have a number. All communicators of a group store the
+    /// number of the group.
     pub(crate) group: AtomicU64,
     /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,

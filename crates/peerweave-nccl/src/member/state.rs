@@ -234,9 +234,9 @@ enum Occupancy {
 }
 
 impl Gate {
-    /// Value that [`stuck_in`](Self::stuck_in) returns if only readers may be blocked in NCCL.
-    /// Readers are threads that share the gate (the communicator's lock). If the owner may be
-    /// blocked, `stuck_in` returns a different value.
+    /// Result of [`stuck_in`](Self::stuck_in) if only readers may be blocked in NCCL. Readers are
+    /// the threads that share the gate (the communicator's lock). If the owner of the gate may be
+    /// blocked, the result is a different number.
     pub(crate) const READER: u64 = BRIEF;
 
     /// Enters the gate (the communicator's lock) exclusively. If the gate cannot be acquired
@@ -370,9 +370,8 @@ impl Gate {
     }
 
     /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// differs, changes nothing and returns the current state as the error. A reader (a thread that
-    /// shares the gate) may have caused the difference: a reader can change the state, and may
-    /// still be inside NCCL after that.
+    /// is different, changes nothing and returns the current state as the error. A reader (a thread
+    /// that shares the gate) may have changed the state, and may still be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
@@ -402,9 +401,10 @@ impl Gate {
         }
     }
 
-    /// Returns which threads are still inside the closed gate. Loads the owner and the number of
-    /// readers separately. A thread may enter between the two loads. This thread then finds the
-    /// gate closed, and does not use the communicator's handle.
+    /// Returns whether threads are still inside the closed gate, and whether all of them are marked
+    /// as possibly blocked in NCCL. Loads the owner and the number of readers one after the other,
+    /// so a thread may enter between the two loads. This thread then finds the gate closed, and
+    /// does not use the communicator's handle.
     fn occupancy(&self) -> Occupancy {
         fenced();
         let (owner, word) = (self.owner.load(SeqCst), self.word.load(SeqCst));
@@ -436,9 +436,10 @@ impl<'a> Inside<'a> {
         if allowed.has(state) { Ok(self) } else { Err(Refused::State(state)) }
     }
 
-    /// Marks this thread as possibly blocked in NCCL, before a call that may block inside NCCL. If
-    /// the gate is closed, returns the state as the error. The handle must not be used after this
-    /// error.
+    /// Marks this thread as possibly blocked in NCCL. Called before a call that may block inside
+    /// NCCL. If the gate (the communicator's lock) is closed, removes the mark, and returns the
+    /// communicator's state as the error. After this error, the caller must not use the
+    /// communicator's handle.
     pub(crate) fn enter_blocking(&self) -> Result<(), State> {
         // In the single total order, this store precedes the load below, and the change of state in
         // `close` precedes the loads in `drain`. So either this thread sees that the gate is

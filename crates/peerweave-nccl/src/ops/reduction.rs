@@ -208,8 +208,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails if the reduction was created for a different communicator. Records that the stream
-    /// reads the reduction's scalar.
+    /// Fails if the reduction was created for a different communicator. If the factor of the
+    /// reduction is in device memory, records that work on the stream reads this memory.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

@@ -103,7 +103,7 @@ pub struct ncclGinBarrierHandle_t {
 pub struct ncclLLA2AHandle_t {
     /// Handle of the buffer that the all-to-all uses.
     pub bufHandle: u32,
-    /// Number of slots for each thread block.
+    /// Number of slots that the buffer has for each thread block.
     pub nSlots: u32,
 }
 

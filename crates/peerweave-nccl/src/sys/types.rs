@@ -171,8 +171,8 @@ numbers! {
         NCCL_GIN_CONNECTION_FULL = 1;
         /// Kernels reach the ranks of the rail team over the network.
         NCCL_GIN_CONNECTION_RAIL = 2;
-        /// Kernels reach, over the network, the ranks whose distance from their own rank is a
-        /// multiple of a stride. Since 2.31.0.
+        /// Kernels reach some ranks over the network: those whose distance from the kernel's rank
+        /// is a multiple of a given stride. Since 2.31.0.
         NCCL_GIN_CONNECTION_CUSTOM_STRIDE = 3;
     }
 }
@@ -181,8 +181,8 @@ numbers! {
     /// Transport through which kernels communicate over the network (GIN). The type has one byte in
     /// 2.29.2 and 2.29.3, and four bytes in later versions.
     ncclGinType_t(c_int) {
-        /// In properties of a communicator, no transport. In requirements of a device communicator,
-        /// any transport.
+        /// As a property of a communicator: no transport. As a requirement of a device
+        /// communicator: any transport.
         NCCL_GIN_TYPE_NONE = 0;
         /// A proxy thread on the host.
         NCCL_GIN_TYPE_PROXY = 2;

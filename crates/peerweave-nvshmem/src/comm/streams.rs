@@ -36,9 +36,9 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// The value of `Open::emptied` (in `pending.rs`) when the resource was last added to the list
-    /// of the memory that incomplete transfers use. 0 if the resource was never added to that list,
-    /// or is not memory.
+    /// Shows whether the resource is in `Open::memory`: the list of the memory that incomplete
+    /// transfers use (in `pending.rs`). The resource is in the list if this number equals
+    /// `Open::emptied`. The number is 0 if the resource was never in the list, or is not memory.
     pub(crate) pending: AtomicU64,
 }
 

@@ -58,9 +58,9 @@ pub enum NvshmemError {
     /// The deadline passed before the call was complete.
     #[error(transparent)]
     Timeout(Box<Timeout>),
-    /// The PEs made different collective calls, or a PE could not make the call. In these cases, no
-    /// PE called NVSHMEM for this call. The error is also returned if an allocation has succeeded
-    /// only on some PEs. The context is then unusable ([`DeadState::Broken`]).
+    /// The PEs made different collective calls, or a PE could not make the call. NVSHMEM was then
+    /// not called on any PE. An allocation that has succeeded only on some PEs returns this error
+    /// too, and makes the context unusable ([`DeadState::Broken`]).
     #[error(transparent)]
     Disagree(Box<Disagree>),
     /// This process was forked from a process that had loaded NVSHMEM. Only the parent process can

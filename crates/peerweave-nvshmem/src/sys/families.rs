@@ -105,11 +105,12 @@ impl Family {
         Self { names, symbols: [const { Symbol::unknown() }; N_TYPES], since }
     }
 
-    /// Returns the address of the family's function for the C type `kind`.
+    /// Returns the address of one function of the family: the function for the C type `kind`. The
+    /// functions of a family differ only in this type.
     ///
     /// # Errors
-    /// `MissingSymbol` if the library lacks the function. The name in this error is empty if the
-    /// family has no function for the type.
+    /// `MissingSymbol` if the library lacks the function, or if the family has no function for the
+    /// type. In the second case, the name in the error is empty.
     #[inline]
     pub fn address(&self, library: &Library, kind: CType) -> Result<NonNull<c_void>, MissingSymbol> {
         self.symbols[kind as usize].get(library, self.names[kind as usize], self.since)
@@ -210,7 +211,7 @@ pub type BroadcastOnStream = unsafe extern "C" fn(nvshmem_team_t, *mut c_void, *
 /// A function with the arguments: words, number of words, mask, comparison, pointer to the values,
 /// stream.
 pub type WaitVectorOnStream = unsafe extern "C" fn(*mut c_void, usize, *const c_int, c_int, *mut c_void, CUstream);
-/// A function with the arguments: target, PE.
+/// A function with two arguments: the address of the target, and the number of the PE.
 pub type Increment = unsafe extern "C" fn(*mut c_void, c_int);
 /// Address of a function that takes or returns an element by value. The function's type depends on
 /// the element type, so the caller converts the address to a function pointer.

@@ -219,9 +219,10 @@ impl Mapping {
     }
 }
 
-/// Returns a new handle to the mapping, inside an `Arc` of its own. [`Mapping::allow`] counts the
-/// handle until the `Arc` is dropped. After that, no `Weak` of the `Arc` can be upgraded, so
-/// `allow` misses no handle.
+/// Returns a handle that keeps the mapping alive: a new `Arc` that contains a clone of `inner`.
+/// [`Mapping::allow`] counts the clones of `inner`. When the new `Arc` is dropped, its clone is no
+/// longer counted. No `Weak` of the new `Arc` can be upgraded after that, so `allow` misses no
+/// handle.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

@@ -419,7 +419,7 @@ mod tests {
     }
 
     #[test]
-    fn child_started_for_a_missing_test_does_not_pass() {
+    fn child_process_fails_if_its_test_does_not_exist() {
         let output = Fakes::new().run_child("tests::nothing_of_that_name");
         assert!(!output.passed(), "{output}");
     }

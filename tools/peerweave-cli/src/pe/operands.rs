@@ -56,8 +56,8 @@ pub trait Operands {
     /// Counts the wrong elements in a range of the buffer that `side` selects. `part` is this
     /// range. `part.of` and `round` determine the expected values.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
-    /// Counts the elements that differ from the value written by `spoil`, in a range of the buffer
-    /// that `side` selects.
+    /// Counts the elements of a range that differ from the value that `spoil` writes. `side`
+    /// selects the buffer that contains the range.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
     /// Returns the number of result elements that this case uses.
     fn recv_len(&self) -> usize;

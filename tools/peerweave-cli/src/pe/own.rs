@@ -37,8 +37,8 @@ pub(super) struct Own<'a, T: Sample, W> {
 }
 
 impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
-    /// Prepares the out-of-place measurement of a case with Peerweave. `queue` and `site.stream`
-    /// must be the same CUDA stream.
+    /// Prepares a measurement of Peerweave: the out-of-place form of a case. `queue` and
+    /// `site.stream` must be the same CUDA stream.
     pub(super) fn new(
         site: &'a Site<'a>,
         world: &'a World,

@@ -180,8 +180,8 @@ pub enum BackendName {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// The portable API on GPUs, with the named method. If `None`, `PEERWEAVE_ROUTE` or the route
-    /// table selects the method.
+    /// Peerweave's portable API on GPUs. The text is the name of the method to use. If there is no
+    /// text, `PEERWEAVE_ROUTE` or the route table selects the method.
     Own(Option<String>),
     /// NCCL, with buffers of its allocator.
     Nccl,

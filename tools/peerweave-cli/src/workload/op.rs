@@ -282,9 +282,9 @@ impl BenchOp {
         }
     }
 
-    /// Returns the number of elements that count as the size of a call. Usually this is the length
-    /// of the input or of the result, whichever is larger. If the call has strides, only the
-    /// elements that the call moves are counted.
+    /// Returns the number of elements from which the size of a call is computed. Usually this
+    /// number is the length of the input or of the result, whichever is larger. For operations with
+    /// strides, it includes only the elements that the call moves.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,

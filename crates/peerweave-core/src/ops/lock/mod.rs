@@ -277,9 +277,9 @@ impl Lock {
         self.look(call, Mode::Wait, true)?.map_or(Err(failed), |from| Ok(Some(from)))
     }
 
-    /// Tries once to acquire the lock, without waiting. On success, returns `Ok(Ok(from))`, with
-    /// `from` as for [`Lock::take`]. If this PE may not take the lock now, returns
-    /// `Ok(Err(state))`, with the state of the lock. If `is_check` is true, the call also checks
+    /// Tries once to acquire the lock, without waiting. Returns `Ok(Ok(from))` if this PE now holds
+    /// the lock; [`Lock::take`] describes `from`. Returns `Ok(Err(state))` if this PE may not take
+    /// the lock now; `state` is the state of the lock. If `is_check` is true, the call also checks
     /// whether the holder, or the PE to which the lock was passed on, has died, left the job or
     /// given up.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {

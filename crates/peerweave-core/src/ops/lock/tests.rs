@@ -30,7 +30,7 @@ fn pass_on_late(lock: &Lock, holder: &Lock) {
 }
 
 #[test]
-fn other_pe_gets_the_lock_if_the_next_holder_has_timed_out() {
+fn lock_passed_to_a_pe_that_timed_out_is_free_for_other_pes() {
     let (_world, lock, holder) = both();
     pass_on_late(&lock, &holder);
     let guard = holder.try_lock().expect("no PE has died").expect("PE 1 does not wait any more");

@@ -65,8 +65,9 @@ pub(crate) struct Wait {
 }
 
 impl Source {
-    /// Returns whether NCCL may carry out a part of the operation. NCCL's own waits have no
-    /// deadline, so the caller must abort NCCL after the deadline of the operation.
+    /// Returns whether the operation may wait in NCCL, because NCCL carries out all of it or a
+    /// part. NCCL's own waits have no deadline, so the caller must abort NCCL after the deadline of
+    /// the operation.
     pub(crate) fn waits_for_nccl(&self, state: &State) -> bool {
         match self {
             Self::Nccl | Self::Hosts => true,

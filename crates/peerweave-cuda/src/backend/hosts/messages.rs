@@ -43,8 +43,9 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues the sends and receives of one call. Messages within the host and messages between
-    /// hosts run at the same time, on two streams. With one stream, two ranks could wait for each
-    /// other if one of them enqueues its messages in several calls. Only a capture uses one stream.
+    /// hosts run at the same time, on two streams. On one stream, two ranks could wait for each
+    /// other if one of them enqueues its messages in several calls. A captured call nevertheless
+    /// uses only one stream.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
         let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
         let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);

@@ -21,7 +21,7 @@ use crate::backend::teams::TeamOf;
 /// longer call is divided into pieces.
 const PIECE: usize = 4 << 20;
 
-/// The caller's function in a reduction, and the gathered operands that the function combines.
+/// A function of the caller that combines operands in a reduction, and the gathered operands.
 struct Combination {
     call: &'static str,
     special: Arc<Special>,

@@ -9,7 +9,8 @@ use crate::backend::enqueue::{Enqueue, Source};
 use crate::backend::resources::Staged;
 use crate::backend::teams::TeamOf;
 
-/// Elements at equal distances: the address of the first element, and the distance in bytes.
+/// The positions of elements at equal distances: the address of the first element, and the distance
+/// in bytes from the start of one element to the start of the next.
 type Rows = (u64, usize);
 
 /// Returns the number of bytes that `count` elements span, from the start of the first element to

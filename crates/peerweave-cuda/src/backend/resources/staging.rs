@@ -46,8 +46,9 @@ impl Pinned {
 pub(crate) struct Staged(Arc<Pinned>);
 
 impl Staged {
-    /// Makes `pinned` replace `bytes` bytes of the caller's memory at `at`. The pinned memory has
-    /// at least `bytes` bytes, and no other operation uses it.
+    /// Creates the handle for one operation, in which the memory `pinned` replaces memory of the
+    /// caller. The caller's memory has `bytes` bytes at the address `at`. The pinned memory has at
+    /// least as many bytes, and no other operation uses it.
     pub(crate) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
         pinned.caller.store(at, Ordering::Relaxed);
         pinned.bytes.store(bytes, Ordering::Release);

@@ -124,8 +124,9 @@ impl State {
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if this PE knows that another PE of the job has died. The check asks the rendezvous,
-    /// because the death makes only those kernels fail that wait for the dead PE.
+    /// Fails if this PE knows that another PE of the job has died. The check asks the rendezvous.
+    /// The outcome of a kernel does not suffice for the check: a kernel that does not wait for the
+    /// dead PE succeeds.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         // After finalize, no losses are known, so the outcome of an earlier operation does not
         // change.

@@ -4,8 +4,8 @@ use peerweave_types::{Pe, Rank};
 
 use crate::collective::Collectives;
 
-/// The members of a team, grouped by host. The team has members on several hosts. Also has the
-/// position of this PE.
+/// A team with members on several hosts: the members, grouped by host, and the position of this PE
+/// in these groups.
 pub(crate) struct Span {
     /// The ranks of each host in ascending order. The hosts are in the order of their first ranks.
     hosts: Box<[Box<[usize]>]>,

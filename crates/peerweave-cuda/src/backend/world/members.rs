@@ -49,8 +49,8 @@ impl Listed {
         self.number.to_le_bytes().into_iter().chain(members).collect()
     }
 
-    /// Parses bytes that a PE has stored in the rendezvous. Returns `None` for bytes that no PE
-    /// stores.
+    /// Parses the bytes that a PE has stored in the rendezvous. Returns `None` if their length is
+    /// invalid.
     fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (number, members) = bytes.split_first_chunk()?;
         let (members, rest) = members.as_chunks();

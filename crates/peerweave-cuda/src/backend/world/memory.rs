@@ -27,8 +27,8 @@ pub(super) fn teams_memory(
     routes: &Arc<Routes>,
     max_blocks: Option<u32>,
 ) -> Result<TeamsMemory, CudaError> {
-    /// Returns `None` instead of an error if the heap has no room. The result is the same on all
-    /// PEs, because the heaps of all PEs have the same allocations.
+    /// Converts the error "the heap has no room" to `Ok(None)`. All PEs get the same result,
+    /// because the heaps of all PEs have the same allocations.
     fn room<T>(made: Result<T, CudaError>) -> Result<Option<T>, CudaError> {
         match made {
             Err(CudaError::Vmm(VmmError::Misuse(Misuse::Exhausted { .. }))) => Ok(None),
@@ -76,8 +76,8 @@ pub(super) fn options_of_others(heap_bytes: u64, teams: u64) -> CollectivesOptio
     CollectivesOptions { bank_bytes, slot_bytes, max_blocks, ..CollectivesOptions::default() }
 }
 
-/// Returns `options` with at most `max_blocks` blocks. If `max_blocks` is `None`, returns `options`
-/// unchanged.
+/// Returns `options`, in which the number of blocks is limited to `max_blocks`. If `max_blocks` is
+/// `None`, returns `options` unchanged.
 pub(super) fn within(options: CollectivesOptions, max_blocks: Option<u32>) -> CollectivesOptions {
     CollectivesOptions { max_blocks: max_blocks.map_or(options.max_blocks, |most| options.max_blocks.min(most)), ..options }
 }

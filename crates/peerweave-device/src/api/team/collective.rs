@@ -95,7 +95,8 @@ unsafe fn give_each<S: Scope>(
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread, and all members are mapped. Every
-/// member's heap has `count` elements at both offsets (target, source).
+/// member's heap has `count` elements at the offset of the target, `to`, and at the offset of the
+/// source, `from`.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn combine_near<T: Reducible, C: Combine<T>>(
@@ -412,7 +413,8 @@ impl Context {
     /// If a member cannot be reached.
     ///
     /// # Safety
-    /// Every member's heap has `count` elements at both offsets (target, source).
+    /// `offsets` contains the offset of the target, then the offset of the source. Every member's
+    /// heap has `count` elements at each of these offsets.
     #[inline(always)]
     unsafe fn combine<T: Reducible, S: Scope, C: Combine<T>>(
         &self,
@@ -444,9 +446,10 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call, in a block whose index is the same on all members. The
-            /// member `root` may overwrite `to` on other members before they make this call. If the
-            /// lengths of `to` and `from` differ, the shorter length is used.
+            /// Every member makes this call, in a block whose index is the same on all members.
+            /// Even before another member makes this call, the call of the member `root` may
+            /// overwrite `to` on that member. If the lengths of `to` and `from` differ, the shorter
+            /// length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the

@@ -59,8 +59,8 @@ pub(super) fn shuffle(mask: u32, value: u32, from: u32) -> u32 {
     if from < WARP_SIZE && mask >> from & 1 == 1 { values[from as usize] as u32 } else { value }
 }
 
-/// Returns the `value` that the lane with the number `from` modulo 32 has passed. All threads in
-/// `mask` call this function.
+/// Returns the `value` that one lane has passed: the lane with the number `from` modulo 32. All
+/// threads in `mask` call this function.
 #[inline]
 pub fn shuffle_idx(mask: u32, value: u32, from: u32) -> u32 {
     shuffle(mask, value, from % WARP_SIZE)

@@ -107,8 +107,8 @@ macro_rules! shuffle {
 }
 
 shuffle!(
-    /// Returns the `value` that the lane with the number `from` modulo 32 has passed. All threads
-    /// in `mask` call this function.
+    /// Returns the `value` that one lane has passed: the lane with the number `from` modulo 32.
+    /// All threads in `mask` call this function.
     shuffle_idx, shfl_sync_idx, from, 31
 );
 shuffle!(

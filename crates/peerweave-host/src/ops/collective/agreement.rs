@@ -187,10 +187,10 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes of the two descriptions in a mismatch error. The first suffix follows the description
-/// of this PE's call, and the second suffix that of the other PE's call. They are added if both
-/// calls have the same parameters, but the PEs called different broadcasts of at most 64 bytes
-/// before.
+/// Texts that a mismatch error appends to the descriptions of the two calls. The first text follows
+/// the call of this PE, and the second text follows the call of the other PE. The texts are used if
+/// the two calls have the same parameters, and only earlier broadcasts of at most 64 bytes
+/// differed.
 const AFTER_BROADCASTS: &str = " after its earlier broadcasts of at most 64 bytes";
 const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts of at most 64 bytes";
 

@@ -80,9 +80,10 @@ impl Run<'_> {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Like [`Self::stores`], for a reduction of `inputs` to `outputs`. If an input is also an
-    /// output, the caches contain the lines of this output when they are written. A store that
-    /// bypasses the caches would have to remove these lines first.
+    /// Like [`Self::stores`], for a reduction of `inputs` to `outputs`. If an output is also an
+    /// input, its cache lines are already in the caches when the reduction writes them. The stores
+    /// then use the caches, because a store that bypasses the caches would first have to remove
+    /// these lines.
     fn reduction_stores(&self, inputs: &[Input], outputs: &[*mut u8], bytes_of_all: usize) -> Stores {
         let in_place = outputs.iter().any(|output| inputs.iter().any(|input| std::ptr::eq(input.at, *output)));
         if in_place { Stores::Cached } else { self.stores(bytes_of_all) }

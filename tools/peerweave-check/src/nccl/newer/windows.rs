@@ -118,8 +118,9 @@ fn filled<T: Sample>(
     Ok((memory.slice(start..start + len)?, with_guard))
 }
 
-/// Checks all-reduce, all-gather and reduce-scatter, in and out of place. The longer buffer has
-/// `elements` elements.
+/// Checks all-reduce, all-gather and reduce-scatter, in and out of place. An all-reduce has
+/// `elements` elements. The other collectives divide this number by the number of ranks: each part
+/// has the quotient, rounded down, but at least one element.
 fn sized<T: Sample>(
     part: &Part<'_>,
     comm: &Communicator,
