@@ -249,7 +249,7 @@ impl Decision {
 pub enum Disagreement<E> {
     /// At the deadline, this PE was still waiting for PEs that had not ended.
     Late {
-        /// Time for which this PE waited.
+        /// Time for which this PE waited for the other PEs.
         waited: Duration,
         /// The PEs that kept this PE waiting, in ascending order.
         missing: Vec<Pe>,

@@ -67,9 +67,9 @@ const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
-/// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
-/// cache line of the flag *open*, which shows that the offer has been written.
+/// Offset in bytes of a rank's offer from the rank's first flag. The offer is a number: the
+/// distance from the rank's staging area to the rank's result buffer. The flag *open* shows that
+/// the offer has been written, and is in the same cache line.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 

@@ -42,9 +42,9 @@ struct Transfer {
     /// Position of the transfer among all transfers of its channel, counted from 0.
     turn: u64,
     state: State,
-    /// Number of messages that the channel had transferred at the last poll of this transfer. Used
-    /// only while this transfer is queued: if the number has grown since that poll, an earlier
-    /// transfer of the channel has made progress.
+    /// Used only in the state [`State::Queued`]: the number of messages that the channel had
+    /// transferred when this transfer was last polled. If the channel has transferred more messages
+    /// since then, an earlier transfer of the channel has made progress.
     messages_seen: u64,
     /// Used only by a send: whether the receiver has refused a fragment of the message.
     refused: bool,
@@ -78,7 +78,8 @@ enum State {
 pub(crate) struct TransferLists(Mutex<Vec<Vec<Transfer>>>);
 
 impl TransferLists {
-    /// Maximum number of lists that are kept for reuse.
+    /// Maximum number of empty lists of transfers that are kept for later calls. Further lists are
+    /// freed.
     const MOST: usize = 16;
 
     fn take(&self) -> Vec<Transfer> {

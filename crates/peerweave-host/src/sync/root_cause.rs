@@ -19,9 +19,10 @@ use std::time::{Duration, Instant};
 /// A failure word can name a PE whose end this PE has not detected yet. This PE then waits until it
 /// detects the end. This is the maximum time of that wait.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// Like [`PROCESS_END`], but for a process whose memory could not be read. The operating system
-/// first unmaps the memory, which takes long if it is large, and then closes the files of the
-/// process. Until the files are closed, a launcher does not know that the process has ended.
+/// If the memory of a process could not be read, this PE waits for at most this time until it
+/// detects the end of the process. The operating system first unmaps the memory, which takes long
+/// for a large memory. Then it closes the files of the process. Until the files are closed, a
+/// launcher does not know that the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];

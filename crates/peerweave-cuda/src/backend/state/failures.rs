@@ -60,7 +60,8 @@ impl State {
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
     }
 
-    /// Like [`compare`](Self::compare), but for all teams of this PE.
+    /// Compares the recorded calls of every team of this PE, as [`compare`](Self::compare) does for
+    /// one team. Returns the first error.
     pub(crate) fn compare_all(&self) -> Result<(), Error> {
         if self.calls.is_none() {
             return Ok(());
