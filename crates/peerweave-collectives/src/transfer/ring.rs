@@ -154,12 +154,13 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     /// 0 for the first block that pushes lines of a message; 1 for the second block. Always 0 if
     /// `halves` is 1.
     half: u64,
-    /// Number of blocks of a pair that push lines of a message: 2 if both blocks push, otherwise 1.
+    /// How many blocks push the lines of a message: 2 if both blocks of a pair push, otherwise 1.
     halves: u64,
     /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,
-    /// Bit `k` belongs to the rank `k` places after this rank. The bit is 1 if that rank has
-    /// offered its result buffer, so that this rank stores its message directly in that buffer.
+    /// One bit for each rank: bit `k` is for the rank `k` places after this rank. The bit is 1 if
+    /// this rank stores its message directly in the result buffer of that rank, because that rank
+    /// has offered the buffer.
     accepted: Cell<u32>,
 }
 

@@ -71,8 +71,8 @@ impl Collectives {
         unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
     }
 
-    /// Enqueues an exclusive scan if `exclusive` is true, otherwise an inclusive scan. Errors contain
-    /// `name`, the name of the call.
+    /// Enqueues an exclusive scan if `exclusive` is true, otherwise an inclusive scan. Errors
+    /// contain `name`, the name of the call.
     ///
     /// # Safety
     /// As for [`scan`](Self::scan).

@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_list_in_use_by_a_reader_never_changes() {
+    fn environment_list_that_a_reader_has_found_never_changes() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_LIST", "0")]);
         let found = environ.load(Ordering::Acquire);
