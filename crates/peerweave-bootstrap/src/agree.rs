@@ -57,11 +57,11 @@ pub enum Disagreement {
     Diverged {
         /// The first PE in the list of members.
         one: Pe,
-        /// Description of the call that `one` made.
+        /// Description of the call that PE `one` made.
         one_has: String,
-        /// The first PE whose call differs from the call of `one`.
+        /// The first PE whose call differs from the call of PE `one`.
         other: Pe,
-        /// Description of the call that `other` made.
+        /// Description of the call that PE `other` made.
         other_has: String,
     },
     /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. With
@@ -121,10 +121,10 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members that this PE will not call [`agree`] for a particular round. The
-/// round has [`Members::Some`], and `key` and `label` identify it. The calls of the other members
-/// fail with `reason`. If the rendezvous fails, this function ignores the error, and the other
-/// members time out.
+/// Notifies the other members of a round that this PE will not call [`agree`] in this round. `key`
+/// and `label` identify the round, and its members are [`Members::Some`]. The calls of the other
+/// members fail with `reason`. If the rendezvous fails, this function ignores the error, and the
+/// other members time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));

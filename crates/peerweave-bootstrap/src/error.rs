@@ -96,11 +96,11 @@ pub enum BootstrapError {
         call: String,
         /// The first of two PEs that made different calls.
         one: Pe,
-        /// The call that `one` made.
+        /// The call that PE `one` made.
         one_call: String,
         /// The second of two PEs that made different calls.
         other: Pe,
-        /// The call that `other` made.
+        /// The call that PE `other` made.
         other_call: String,
     },
 
@@ -121,8 +121,8 @@ pub enum BootstrapError {
         /// Name of the argument that is too long, or "the data stored by the server" if the
         /// server's memory is full.
         what: &'static str,
-        /// Length of the argument in bytes. If the server's memory is full, the total size that the
-        /// stored data would have.
+        /// Length of the argument in bytes. If the server's memory is full, this is instead the
+        /// total size that the stored data would have.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,

@@ -92,8 +92,9 @@ impl Toolchain {
     }
 }
 
-/// Removes the variables that belong to the running Cargo and its compiler from the environment of
-/// `command`. The command is a compiler or the second Cargo, and these variables would affect it.
+/// Removes environment variables from `command`: those of the Cargo that runs this build script,
+/// and those of its compiler. `command` is a compiler, or the second Cargo, which compiles for the
+/// GPU. The variables would affect `command`.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };

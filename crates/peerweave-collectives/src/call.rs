@@ -206,9 +206,9 @@ impl Call {
         self.results == OWN_PART || self.has_results(0)
     }
 
-    /// Calls `with` for each `k` from 1 to the number of ranks minus 1. The loop over `k` is
-    /// unrolled in groups of `W`. If `MORE` is false, there is only one group, and the number of
-    /// ranks must be at most `W`.
+    /// Calls the closure `with` once for each number from 1 to the number of ranks minus 1, and
+    /// passes the number to the closure. The loop over the numbers is unrolled in groups of `W`. If
+    /// `MORE` is false, there is only one group, and the number of ranks must be at most `W`.
     #[inline(always)]
     pub(crate) fn each_after<const W: usize, const MORE: bool>(&self, mut with: impl FnMut(u32)) {
         let mut base = 0;

@@ -24,8 +24,8 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], but discards the outcome. If the memory must stay alive after the call, the
-/// backend gets the owners from `keep`, not from `prepared`.
+/// Like [`run`], but returns no outcome. If the operation's memory must stay alive after a failed
+/// call, the backend calls `keep`, which returns clones of the memory's owners.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)

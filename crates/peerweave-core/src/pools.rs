@@ -108,8 +108,8 @@ impl Pools {
         KeptPool::take(&self.kept)
     }
 
-    /// Passes an empty list to `with`. All calls reuse one list, so a repeated call allocates
-    /// nothing.
+    /// Passes an empty list to the closure `with`, and returns the closure's result. All calls
+    /// reuse one list, so a repeated call allocates nothing.
     pub(crate) fn with_ranges<R>(&self, with: impl FnOnce(&mut Vec<Range>) -> R) -> R {
         let mut ranges = lock(&self.ranges);
         ranges.clear();

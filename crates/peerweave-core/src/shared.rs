@@ -293,7 +293,7 @@ pub struct LeakedBuffer {
     pub bytes: usize,
     /// The source location of the call that allocated the buffer.
     pub allocated_at: &'static Location<'static>,
-    /// Whether all handles to the buffer had been dropped.
+    /// Whether the program had dropped all handles to the buffer when the world was finalized.
     pub dropped: bool,
 }
 

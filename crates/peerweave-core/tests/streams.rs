@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn failure_is_returned_by_later_tickets_and_once_by_synchronize() {
+fn one_synchronize_and_all_later_tickets_return_the_failure() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();

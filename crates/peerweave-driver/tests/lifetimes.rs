@@ -252,7 +252,7 @@ fn freed_after(own: &Arc<CudaStream>, stuck: &Arc<CudaStream>, slice: CudaSlice<
 }
 
 #[test]
-fn slice_outlives_the_work_of_two_reading_streams() {
+fn slice_is_not_freed_while_one_of_two_streams_reads_it() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let (first, second) =

@@ -107,7 +107,7 @@ fn adding_a_stream_to_a_list_keeps_the_current_context() {
 }
 
 #[test]
-fn stream_of_a_nested_list_is_not_removed_from_the_outer_list() {
+fn outer_list_keeps_a_stream_that_a_nested_list_contains() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());

@@ -22,8 +22,8 @@ pub struct TeamTable<'a> {
     /// Offset of the team's synchronisation words in every heap. The words have
     /// [`TeamEntry::sync_bytes`] bytes, which are initially zero.
     pub sync: SymOffset,
-    /// Epochs of the team on this PE ([`Epochs`]). The number of epochs is the maximum number of
-    /// blocks that can synchronise. All epochs are zero before the first launch.
+    /// Epochs of the team on this PE ([`Epochs`]): one for each block that can synchronise. All
+    /// epochs are zero before the first launch.
     pub epochs: &'a [AtomicU64],
 }
 

@@ -66,8 +66,8 @@ pub struct Exchange {
     /// For each expert of each token that this rank sends: the rank that has the expert, or
     /// [`NOTHING`] if there is no expert.
     pub routes: SymSlice<u32>,
-    /// For each rank, the number of tokens that the rank sent in the dispatch that this rank
-    /// received last.
+    /// For each rank, the number of tokens that it sent in one dispatch: the last dispatch that
+    /// this rank has received.
     pub counts: SymSlice<u32>,
     /// One word: the number of dispatches that this rank has received.
     pub counter: SymSlice<u64>,
@@ -157,9 +157,10 @@ impl Layout {
 /// Exit code of a kernel: this PE does not map the memory of a rank.
 pub const NOT_MAPPED: u64 = 1 << 32;
 
-/// Exit code of a kernel: a token names an expert that does not exist. The lower half is the
-/// expert's number.
+/// Exit code of a kernel: a token names an expert that does not exist. The low 32 bits of the exit
+/// code are the number of this expert.
 pub const NO_SUCH_EXPERT: u64 = 2 << 32;
 
-/// Exit code of a kernel: a token names an expert twice. The lower half is the expert's number.
+/// Exit code of a kernel: a token names an expert twice. The low 32 bits of the exit code are the
+/// number of this expert.
 pub const REPEATED_EXPERT: u64 = 3 << 32;

@@ -28,7 +28,7 @@ pub(crate) struct Batch {
 }
 
 impl Batch {
-    /// Returns the index, in the row, of line `index` of the batch.
+    /// Converts the index of a line in the batch to the index of this line in its row.
     #[inline(always)]
     fn line(self, index: usize) -> u64 {
         self.first + index as u64 * self.step

@@ -14,7 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The type of the kernels of a combination.
+/// The type of the kernels that combine: they return the experts' results to the ranks of the
+/// tokens.
 type CombineKernel = Kernel<(Exchange, KernelTeam, SymSlice<u128>)>;
 
 mod sealed {
@@ -56,7 +57,8 @@ pub struct Tokens<'a, T> {
     pub scales: Option<&'a Symmetric<f32>>,
     /// `top_k` distinct experts for each token. -1 stands for no expert.
     pub experts: &'a Symmetric<i32>,
-    /// The weight of each expert in `experts`.
+    /// One weight for each element of `experts`, by which the results of that expert are
+    /// multiplied.
     pub weights: &'a Symmetric<f32>,
 }
 

@@ -152,7 +152,7 @@ impl<C: Class> Sums<C> {
         Self { values: [[0.0; MOST]; BATCH], class: PhantomData }
     }
 
-    /// Calls `scaled` with each element of `lines`, and adds the returned values to the sums.
+    /// Applies the function `scaled` to each element of `lines`, and adds the results to the sums.
     #[inline(always)]
     pub(crate) fn add(&mut self, batch: Batch, lines: &[Vector; BATCH], scaled: impl Fn(f32) -> f32) {
         #[cfg(not(target_arch = "nvptx64"))]
@@ -212,7 +212,7 @@ mod host {
         }
     }
 
-    /// Calls `scaled` with each element of `lines`, and adds the returned values to the sums.
+    /// Applies the function `scaled` to each element of `lines`, and adds the results to the sums.
     #[inline(always)]
     pub(super) fn add<C: Class>(sums: &mut [f32], lines: &[Vector], scaled: impl Fn(f32) -> f32) {
         vectorised(|| add_all::<C>(sums, lines, scaled));

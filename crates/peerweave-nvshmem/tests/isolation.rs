@@ -23,7 +23,7 @@ fn leave_an_error(here: &Arc<peerweave_driver::CudaContext>) {
 }
 
 #[test]
-fn calls_succeed_although_other_code_recorded_an_error() {
+fn calls_succeed_if_other_code_left_an_error_in_the_context() {
     fakes().run_many(2, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         let gpu = device(child.rank);

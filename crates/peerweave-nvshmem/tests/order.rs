@@ -107,7 +107,7 @@ fn finalize_waits_for_the_collectives_of_every_team() {
 }
 
 #[test]
-fn context_is_usable_after_a_wait_for_a_stream_timed_out() {
+fn context_is_usable_if_a_call_timed_out_before_nvshmem_ran() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);

@@ -238,7 +238,7 @@ fn ipc_memory_is_not_freed_if_a_peer_fails_to_close_it() {
 }
 
 #[test]
-fn ipc_memory_with_a_live_peer_handle_outlives_heap_finalize() {
+fn heap_finalize_keeps_ipc_memory_with_a_live_peer_handle() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

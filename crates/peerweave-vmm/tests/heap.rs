@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn free_refuses_heap_memory_that_has_another_owner() {
+fn freeing_heap_memory_with_a_second_handle_is_an_error() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());

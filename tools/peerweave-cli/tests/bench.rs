@@ -342,7 +342,7 @@ fn backend_that_moves_no_data_is_detected() {
 }
 
 #[test]
-fn all_missing_elements_are_counted_as_wrong() {
+fn every_element_is_wrong_if_no_element_was_written() {
     // Two checks of 256 elements each, none of which was written.
     assert_eq!(wrong_on_noop(BenchOp::AllReduce, 0, Placement::OutOfPlace), 2 * 256);
     assert_eq!(wrong_on_noop(BenchOp::Put, 1, Placement::OutOfPlace), 2 * 256);

@@ -298,7 +298,7 @@ fn on_failure_continue_lets_other_pes_continue() {
 }
 
 #[test]
-fn on_failure_continue_exits_with_the_last_failure_status() {
+fn job_with_on_failure_continue_fails_only_if_all_pes_fail() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));

@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn ci_step_named_by_a_crate_is_reported_if_it_skips_that_crate() {
+    fn comment_citing_a_ci_step_that_skips_its_crate_is_reported() {
         assert_eq!(
             faults("// (under ThreadSanitizer)\n"),
             ["crates/a/src/lib.rs:1: cites ThreadSanitizer, but .ci/run has no step sanitizer"]

@@ -9,9 +9,9 @@ use peerweave_types::Pe;
 use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
-    /// Returns the members that caused the failure of an attempt: the attempt that led to
-    /// `decision` and then failed with an error on this PE. The list is empty if the error already
-    /// names the cause, or if the cause is unknown.
+    /// Returns the members that caused the failure of an attempt. The attempt has led to
+    /// `decision`, and has then failed with an error on this PE. The list is empty if the error
+    /// already names the cause, or if the cause is unknown.
     ///
     /// `named` is the PE that the error names. `is_lost` is `true` if the error says that the PE
     /// `named` has ended or has given up. This call waits for at most `limit` for members that have

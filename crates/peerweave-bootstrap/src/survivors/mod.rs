@@ -251,7 +251,7 @@ impl Decision {
 pub enum Disagreement<E> {
     /// At the deadline, this PE was still waiting for PEs that had not ended.
     Late {
-        /// Time for which this PE waited.
+        /// Time for which this PE waited for the other PEs.
         waited: Duration,
         /// The PEs that kept this PE waiting, in ascending order.
         missing: Vec<Pe>,
@@ -456,8 +456,8 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Returns the PEs to report as missing, in ascending order. The attempts from `first` to
-    /// `last` have timed out.
+    /// Called when the attempts from `first` to `last` have timed out. Returns the PEs that the
+    /// error names as missing, in ascending order.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let words = |pe: usize| (self.words)(pe);
         let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));

@@ -62,9 +62,9 @@ const SLOTS: u64 = 3;
 /// Size in bytes of the memory for two flags, each in its own cache line. In a staging area, there
 /// are two such flags for each block and each other rank: that rank raises the flags for the block.
 pub const FLAG_BYTES: u64 = 256;
-/// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
-/// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
-/// cache line of the first flag.
+/// Offset in bytes of a rank's offer from the rank's first flag. The offer is a number: the
+/// distance from the rank's staging area to the rank's result buffer. The offer and the first flag
+/// are in the same cache line.
 const OFFER: u64 = 8;
 /// Offset in bytes of the second flag in the memory for a rank's flags ([`FLAG_BYTES`]). The second
 /// flag shows that a reduced chunk has arrived. The first flag, at offset 0, shows that a chunk of

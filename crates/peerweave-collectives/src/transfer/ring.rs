@@ -67,9 +67,9 @@ const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// Offset in bytes of a rank's offer in the memory for the rank's flags ([`FLAG_BYTES`]). An offer
-/// is the distance from the rank's staging area to the rank's result buffer. The offer is in the
-/// cache line of the flag *open*, which shows that the offer has been written.
+/// Offset in bytes of a rank's offer from the rank's first flag. The offer is a number: the
+/// distance from the rank's staging area to the rank's result buffer. The flag *open* shows that
+/// the offer has been written, and is in the same cache line.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
@@ -156,12 +156,13 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     /// Which of the blocks that push lines of a message this block is: 0 for the first, 1 for the
     /// second. Always 0 if `halves` is 1.
     half: u64,
-    /// Number of blocks of a pair that push lines of a message: 2 if both blocks push, otherwise 1.
+    /// How many blocks push the lines of a message: 2 if both blocks of a pair push, otherwise 1.
     halves: u64,
     /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,
-    /// Bit `k` belongs to the rank `k` places after this rank. The bit is 1 if that rank has
-    /// offered its result buffer, so that this rank stores its message directly in that buffer.
+    /// One bit for each rank: bit `k` is for the rank `k` places after this rank. The bit is 1 if
+    /// this rank stores its message directly in the result buffer of that rank, because that rank
+    /// has offered the buffer.
     accepted: Cell<u32>,
 }
 

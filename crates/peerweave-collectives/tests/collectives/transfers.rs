@@ -230,7 +230,7 @@ fn messages_of_any_length_arrive_when_sent_through_rings() {
 }
 
 #[test]
-fn each_pair_of_ranks_has_separate_message_counts() {
+fn messages_of_each_pair_of_ranks_are_counted_separately() {
     explore(3, |seed| {
         let mut world = World::new(4, seed, Duration::from_secs(60));
         for call in 0..10 {

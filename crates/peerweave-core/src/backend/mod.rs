@@ -472,7 +472,8 @@ impl fmt::Display for SplitCall {
 /// A request for symmetric memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Allocation {
-    /// The number of bytes. For 0 bytes, the call returns an offset that no operation accesses.
+    /// The number of bytes, which may be 0. A request for 0 bytes also returns an offset, but no
+    /// operation accesses memory at this offset.
     pub bytes: usize,
     /// The type of the elements.
     pub dtype: DType,

@@ -86,8 +86,8 @@ impl RmsNorm {
         u64::from(self.epsilon.to_bits()) | (self.hidden as u64) << 32 | output << 56
     }
 
-    /// Formats the parameters of RMSNorm. `detail` is their encoding, which
-    /// [`detail`](Self::detail) has returned.
+    /// Formats the parameters of RMSNorm. The argument `detail` encodes these parameters: the
+    /// method [`detail`](Self::detail) has returned it.
     pub(super) fn describe(detail: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (epsilon, hidden, output) = (f32::from_bits(detail as u32), detail >> 32 & 0xff_ffff, detail >> 56);
         write!(f, " in rows of {hidden} elements with epsilon {epsilon:?}")?;

@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Returns the largest number of calls of `start(count)` from one call to the next call that
-    /// returns the same index. In total, `start(count)` is called `calls` times. After each of
-    /// these calls, [`start`] is called once for each count in `others`.
+    /// Calls `start(count)` as often as `calls` says. After each of these calls, calls [`start`]
+    /// once for each count in `others`. Returns how many calls of `start(count)` it takes at most
+    /// until the same index is returned again.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {

@@ -72,6 +72,9 @@ impl Collectives {
         unsafe { self.scan_by("exclusive_scan", stream, &operands, true) }
     }
 
+    /// Enqueues an exclusive scan if `exclusive` is true, otherwise an inclusive scan. Errors
+    /// contain `name`, the name of the call.
+    ///
     /// # Safety
     /// As for [`scan`](Self::scan).
     unsafe fn scan_by(

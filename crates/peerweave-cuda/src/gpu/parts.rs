@@ -70,8 +70,8 @@ impl<'a> Parts<'a> {
         all
     }
 
-    /// Joins all parts whose kernels use the same variable, so that these kernels share one copy of
-    /// the variable.
+    /// Merges parts of the PTX text: if kernels of several parts use the same variable, these parts
+    /// become one part. The kernels then share one copy of the variable.
     fn join(&mut self) {
         let mut part_of: HashMap<usize, usize> = HashMap::new();
         for part in 0..self.parts.len() {

@@ -52,7 +52,7 @@ pub(crate) struct Lease {
     /// Counts the users of the range, by the reference count of this `Arc`. The users are this
     /// `Lease`, and the handles that [`Self::keep`] has returned.
     handles: Arc<()>,
-    /// A clone of [`Arena::kept`], which counts this lease as a user of the arena.
+    /// Counts this lease as a user of the arena. A clone of [`Arena::kept`].
     kept: Arc<()>,
     freed: bool,
 }
@@ -191,7 +191,8 @@ impl Lease {
         &self.buffer
     }
 
-    /// Returns whether this lease is the only handle of the range.
+    /// Returns whether this lease (an allocated range) is the only user of its range. This is the
+    /// case if all handles that [`Self::keep`] has returned were dropped.
     pub(super) fn is_only_handle(&self) -> bool {
         Arc::strong_count(&self.handles) == 1
     }

@@ -172,8 +172,8 @@ impl Heap {
     }
 
     /// Ends the heap, including the allocations that have not been freed. All PEs must call this
-    /// function. If this call finalises NVSHMEM, a [`Question`] is returned. The caller can then
-    /// ask whether all threads have released NVSHMEM's context.
+    /// function. Returns a function ([`Question`]) if this call finalises NVSHMEM, otherwise
+    /// `None`. The function returns whether all threads have released NVSHMEM's context.
     pub(crate) fn end(self) -> Result<Option<Question>, CudaError> {
         match self {
             Self::Vmm(heap, mapping) => {

@@ -103,10 +103,10 @@ impl Inner {
     }
 }
 
-/// Returns the loss that caused the other losses. Starts at the first loss in the list. If that PE
-/// gave up because another PE in the list was missing, continues with the loss of the missing PE.
-/// If the returned PE gave up too, the returned list of missing PEs does not contain `me`, because
-/// this PE is late but not lost.
+/// Returns the loss that caused the other losses. The search starts at the first loss in the list.
+/// If a PE gave up because another PE in the list was missing, the search continues with the loss
+/// of the missing PE. If the search ends at a PE that gave up, `me` is removed from the missing PEs
+/// of its loss, because `me` is late but not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

@@ -113,8 +113,8 @@ pub(crate) enum OwnPath {
     /// A broadcast in which the root sends a different part to each rank, and each rank sends its
     /// part to the other ranks.
     Scattered(Route),
-    /// The kernel of an all_reduce with RMSNorm carries out the call. Its route depends on the
-    /// rows.
+    /// The kernel of an all_reduce with RMSNorm carries out the call. This value contains no route,
+    /// because the route depends on the number and the length of the rows.
     Norm,
     /// Peerweave has no kernels for the call.
     Unsupported,
@@ -127,8 +127,9 @@ pub(crate) enum Because {
     Only,
     /// The choice comes from a route-table row for Peerweave's own kernels. The field is this row.
     Row(OwnRow),
-    /// A threshold of the route table determined the choice. The fields are its index in
-    /// [`Thresholds::NAMES`](super::table::Thresholds::NAMES), and its value in bytes.
+    /// A threshold of the route table determined the choice. The first field is the threshold's
+    /// index in [`Thresholds::NAMES`](super::table::Thresholds::NAMES). The second field is the
+    /// threshold's value in bytes.
     Threshold(usize, u64),
     /// The size of the team's staging memory determined the choice.
     Staging,

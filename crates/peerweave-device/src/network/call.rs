@@ -85,7 +85,7 @@ pub enum Call {
     /// Copies memory of the caller to a PE. If `signal` is given, also changes a signal word on
     /// that PE after the copy.
     Put {
-        /// Address in the caller's own heap that corresponds to the target.
+        /// Address in the caller's own heap. The target has the same offset in the heap of `pe`.
         to: u64,
         /// Address of the source, which may be any memory of the caller.
         from: u64,
@@ -103,7 +103,7 @@ pub enum Call {
     Get {
         /// Address of the target, which may be any memory of the caller.
         to: u64,
-        /// Address in the caller's own heap that corresponds to the source.
+        /// Address in the caller's own heap. The source has the same offset in the heap of `pe`.
         from: u64,
         /// Number of bytes to copy.
         bytes: usize,
@@ -116,7 +116,7 @@ pub enum Call {
     /// Applies an atomic operation to a word on a PE. Returns the previous value if
     /// [`Atomic::fetches`] is true for the operation.
     Atomic {
-        /// Address in the caller's own heap that corresponds to the word.
+        /// Address in the caller's own heap. The word has the same offset in the heap of `pe`.
         word: u64,
         /// Size of the word in bytes: 4 or 8.
         bytes: usize,

@@ -256,8 +256,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.wait_any_from(0, pause)
     }
 
-    /// Like [`Several::wait_any`], but searches in the order of [`Watch::test_any_from`], and
-    /// returns the first index found.
+    /// Like [`Several::wait_any`], but each poll searches the words from `start` to the end, and
+    /// then from 0. Returns the first index found.
     ///
     /// # Errors
     /// The error that `pause` returns.

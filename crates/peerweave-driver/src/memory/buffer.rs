@@ -78,8 +78,8 @@ impl<'a> Access<'a> {
     }
 
     /// Like [`reading`](Self::reading), but for work that writes to the slice. cudarc records the
-    /// write in an event. If this event already makes `own` wait for the work, dropping the access
-    /// adds no second wait.
+    /// write in an event. If cudarc makes the slice's own stream (`own`) wait for this event,
+    /// dropping the access adds no second wait.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).

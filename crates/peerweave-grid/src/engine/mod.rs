@@ -126,7 +126,8 @@ impl Current {
         unreachable!("the engine resumed a thread that has failed")
     }
 
-    /// Calls `with` with the state of this thread's block.
+    /// Passes the state of this thread's block to the closure `with`, and returns the closure's
+    /// result.
     pub(crate) fn block<R>(&self, with: impl FnOnce(&mut Block) -> R) -> R {
         with(&mut self.run().slots.borrow_mut()[self.slot].block)
     }

@@ -295,8 +295,8 @@ impl Shared {
 /// operating system.
 const THREADS: &str = "the PEs are threads of one process";
 
-/// Name, in errors, of the call that joins a job. Programs create a world, which calls
-/// [`Host::join`].
+/// Name of the failed call in the errors of [`Host::join`]. This is the name of the function that
+/// creates a world, because that function calls [`Host::join`].
 const JOIN: &str = "World::from_env";
 
 /// Returns the point in time that is `within` after now. If the clock cannot represent this point,

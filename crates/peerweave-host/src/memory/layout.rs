@@ -298,7 +298,7 @@ impl Segments {
         self.base.wrapping_add(self.layout.stride * pe + offset)
     }
 
-    /// Returns the page of a PE.
+    /// Returns the page with the words that PE `pe` publishes about itself.
     pub(crate) fn page(&self, pe: usize) -> &PePage {
         // SAFETY: [L1] the page is inside the mapping and aligned. Zeros are a valid `PePage`, and
         // [L2] all of it is atomic.

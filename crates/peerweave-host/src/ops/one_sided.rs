@@ -62,9 +62,9 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. If `CHECKED` is `true`, the caller has already checked that the target PE
-    /// is alive. If `CHECKED` is `false`, this function checks the target only if the transfer is
-    /// long, because the check then takes little time compared with the transfer.
+    /// Runs an operation. `CHECKED` is `true` if the caller has already checked that the target PE
+    /// is alive. Otherwise, this function makes this check, but only before a long transfer, which
+    /// takes much more time than the check.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {

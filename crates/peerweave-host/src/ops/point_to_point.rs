@@ -43,9 +43,9 @@ struct Transfer {
     /// Position of the transfer among all transfers of its channel, counted from 0.
     turn: u64,
     state: State,
-    /// Number of messages that the channel had transferred when this transfer was last polled. Used
-    /// only while this transfer waits for earlier transfers of the channel. If the channel's number
-    /// differs at the next poll, an earlier transfer has made progress.
+    /// Used only in the state [`State::Queued`]: the number of messages that the channel had
+    /// transferred when this transfer was last polled. If the channel has transferred more messages
+    /// since then, an earlier transfer of the channel has made progress.
     messages_seen: u64,
     /// Used only by a send: whether the receiver has refused a fragment of the message.
     refused: bool,
@@ -79,7 +79,8 @@ enum State {
 pub(crate) struct TransferLists(Mutex<Vec<Vec<Transfer>>>);
 
 impl TransferLists {
-    /// Maximum number of empty lists that are kept for later calls.
+    /// Maximum number of empty lists of transfers that are kept for later calls. Further lists are
+    /// freed.
     const MOST: usize = 16;
 
     fn take(&self) -> Vec<Transfer> {

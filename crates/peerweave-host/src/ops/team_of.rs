@@ -40,7 +40,7 @@ mod phase {
     pub(super) const WAITING: u64 = 1;
     /// The leader has chosen a slot and asks the member to take the slot.
     pub(super) const ASKED: u64 = 2;
-    /// The member has taken the slot, and has reset its own control words in the slot.
+    /// The member has reserved the leader's slot, and has reset its own control words in this slot.
     pub(super) const TAKEN: u64 = 3;
     /// The slot is no longer free on the member.
     pub(super) const REFUSED: u64 = 4;
@@ -306,8 +306,9 @@ impl<'a> TeamCall<'a> {
 
     // ---- the other members ----
 
-    /// Participates until the leader has created the team. Every member except the leader calls
-    /// this function. Returns `None` if another call has taken the chosen slot.
+    /// Runs the call of a member that is not the leader. Returns the team after the leader has
+    /// created it. Returns `None` if another call has taken the team slot that the leader had
+    /// chosen.
     fn follow(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let (words, teams) = (self.mine(), &self.shared.teams);
         let in_phase = |old: u64| {
@@ -357,8 +358,8 @@ impl<'a> TeamCall<'a> {
         if phase_of(seen) == phase::CANCELLED { Ok(None) } else { Err(self.ended(seen).into()) }
     }
 
-    /// Returns the error of this call, which another member has ended. `seen` is the state word,
-    /// which tells the reason.
+    /// Returns the error of this PE's call after another member has ended this call. `seen` is the
+    /// state word of the call, which contains the reason.
     fn ended(&self, seen: u64) -> Error {
         match phase_of(seen) {
             phase::FULL => no_slot(),

@@ -19,10 +19,10 @@ use std::time::{Duration, Instant};
 /// Maximum time to wait until this PE detects the end of another PE. This PE waits if a failure
 /// word names a PE whose end this PE has not detected yet.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// Like [`PROCESS_END`], but for a PE whose memory could not be read, because its process is
-/// ending. The operating system first unmaps the memory of the process, and then closes its files.
-/// A large memory takes long to unmap. A launcher knows that the process has ended only when the
-/// files are closed.
+/// If the memory of a process could not be read, this PE waits for at most this time until it
+/// detects the end of the process. The operating system first unmaps the memory, which takes long
+/// for a large memory. Then it closes the files of the process. Until the files are closed, a
+/// launcher does not know that the process has ended.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];

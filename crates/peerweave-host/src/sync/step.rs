@@ -157,9 +157,9 @@ impl<'a> Step<'a> {
         line::own(self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].operand());
     }
 
-    /// Like [`Step::own_next_entry`], but for the staging area of this rank's next operation: takes
-    /// the `bytes` bytes at `offset`, but at most [`OWNED_BYTES`] bytes. This helps if the next
-    /// operation has operands of the same sizes.
+    /// Like [`Step::own_next_entry`], but for the staging area of this rank's next operation.
+    /// Prepares the cache lines of `bytes` bytes at `offset` in this area, but of at most
+    /// [`OWNED_BYTES`] bytes. This helps if the next operation has operands of the same sizes.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);

@@ -55,8 +55,8 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
     siblings(inner).iter().map(report).collect()
 }
 
-/// State of a check that is repeated during a wait. The check finds ranks that the waiting thread
-/// has omitted from a group.
+/// The state of a check during one wait. The check is repeated at intervals. It finds ranks of the
+/// waiting thread that this thread has omitted from a group.
 pub(crate) struct LeftOut {
     /// Number of the waiting thread.
     thread: u64,

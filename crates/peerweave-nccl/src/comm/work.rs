@@ -76,7 +76,7 @@ impl Work {
         false
     }
 
-    /// Records that the late work was reported.
+    /// Records that the work was reported as late, so that it is not reported again.
     pub(crate) fn report(&mut self) {
         self.is_reported = true;
     }

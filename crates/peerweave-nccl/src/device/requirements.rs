@@ -476,7 +476,7 @@ mod tests {
     }
 
     #[test]
-    fn older_device_comm_layout_has_the_requested_version_and_size() {
+    fn device_comm_can_use_the_layout_of_an_older_nccl_version() {
         let requirements =
             DeviceCommRequirements::new().lsa_barriers(3).layout(DeviceCommLayout::Version(Version::new(2, 30, 4)));
         let (built, len_bytes) = build(&requirements, "2.32.3").expect("the layout is known");

@@ -173,8 +173,9 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.commHash)
     }
 
-    /// Returns the smallest stride for communication of kernels over the network. Kernels can reach
-    /// the ranks whose distance from this rank is a multiple of the stride. Requires NCCL 2.31.
+    /// Returns the smallest stride that kernels can use over the network. With a stride, a kernel
+    /// reaches the ranks whose distance from this rank is a multiple of the stride. Requires NCCL
+    /// 2.31.
     pub fn gin_min_stride(&self) -> Option<usize> {
         self.since(31, 0).then_some(self.raw.ginMinStride.unsigned_abs() as usize)
     }

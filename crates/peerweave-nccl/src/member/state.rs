@@ -67,7 +67,8 @@ impl State {
         }
     }
 
-    /// Like [`dead`](Self::dead), but returns `None` for a live communicator.
+    /// Converts the state to the reason why a call is not possible, like [`dead`](Self::dead).
+    /// Returns `None` if the communicator is live.
     pub(crate) fn dead_unless_live(self) -> Option<DeadState> {
         (self != Self::Live).then(|| self.dead())
     }
@@ -115,10 +116,10 @@ pub(crate) enum Refused {
 
 /// Mode of a gate that has no owner.
 const FREE: u64 = 0;
-/// Mode of an owner that is not blocked in NCCL. Such an owner soon leaves the gate, even without
+/// Mode of a gate whose owner is not blocked in NCCL. The owner soon leaves the gate, even without
 /// an abort.
 const BRIEF: u64 = 1;
-/// Mode of an owner that may be blocked in NCCL. Such an owner may stay in the gate until an abort.
+/// Mode of a gate whose owner may be blocked in NCCL.
 const BLOCKING: u64 = 2;
 /// Mask that selects the mode in `Gate::owner`.
 const MODE_MASK: u64 = 3;
@@ -129,10 +130,10 @@ const ACQUISITION: u64 = 4;
 
 /// Mask that selects the state in `Gate::word`.
 const STATE_MASK: u64 = 0b111;
-/// One reader that is not blocked in NCCL, as a number to add to `Gate::word`. The count of these
-/// readers has 24 bits, which are enough for all threads of a process.
+/// Increment of `Gate::word` for one reader that is not blocked in NCCL. The count of these readers
+/// has 24 bits, which are enough for all threads of a process.
 const READER: u64 = 1 << 8;
-/// One reader that may be blocked in NCCL, as a number to add to `Gate::word`.
+/// Increment of `Gate::word` for one reader that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
 /// Divisor that determines how long a waiter sleeps. The time that the waiter has waited so far is
@@ -226,8 +227,8 @@ pub(crate) struct Reader<'a>(&'a Gate);
 enum Occupancy {
     /// No thread is inside the gate.
     Empty,
-    /// At least one thread inside the gate is not marked as possibly blocked in NCCL. Unmarked
-    /// threads leave the gate even without an abort.
+    /// At least one thread inside the gate is not marked as possibly blocked in NCCL. This thread
+    /// leaves the gate even without an abort.
     Brief,
     /// Every thread inside the gate is marked as possibly blocked in NCCL.
     Stuck,
@@ -313,8 +314,8 @@ impl Gate {
         }
     }
 
-    /// Enters the gate as a reader. Other readers, and one thread that has entered exclusively, may
-    /// be inside at the same time.
+    /// Enters the gate as a reader. A reader excludes no thread: other readers and the owner (the
+    /// thread that has called [`enter`](Self::enter)) may be inside at the same time.
     pub(crate) fn enter_shared(&self, allowed: Allowed) -> Result<Reader<'_>, Refused> {
         let count = |word| allowed.has(state_of(word)).then_some(word + READER);
         match self.word.fetch_update(AcqRel, Acquire, count) {
@@ -332,10 +333,10 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Returns `None` if no thread inside the gate is marked as possibly blocked in NCCL. If the
-    /// owner (the thread that entered exclusively) has the mark, returns a number that differs for
-    /// each entry of an owner. If only readers (threads that share the gate) have the mark, returns
-    /// [`READER`](Self::READER).
+    /// Tells which threads inside the gate are marked as possibly blocked in NCCL. Returns `None`
+    /// if no thread is marked. Returns [`READER`](Self::READER) if only readers are marked: these
+    /// threads share the gate. If the owner is marked (the thread that entered exclusively),
+    /// returns another number, which differs for each entry of an owner.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);

@@ -117,9 +117,9 @@ impl<'a> Request<'a> {
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
-    /// Checks after a call of NCCL that the stream is still captured as before the call. Fails if a
-    /// capture of the stream began or ended during the call. If a capture ended, also leaks the
-    /// resources of the call, because the call's work may still use the resources.
+    /// Checks that no capture of the stream began or ended during a call of NCCL. Called after the
+    /// call of NCCL. If a capture ended, also leaks the resources of the call, because the call's
+    /// work may still use the resources.
     pub(crate) fn is_captured_as_before(&self, inner: &Inner) -> Result<(), NcclError> {
         let Some(holds) = self.holds.as_ref().filter(|holds| holds.is_captured()) else {
             return inner.not_captured_meanwhile(self.call.name(), self.stream);

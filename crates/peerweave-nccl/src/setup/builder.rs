@@ -275,8 +275,9 @@ impl CommunicatorBuilder {
     }
 }
 
-/// Maximum time for which a failed call waits until the rendezvous reports a lost PE. When a
-/// process dies, NCCL detects the closed connection before the rendezvous detects the lost PE.
+/// After NCCL has failed, a call waits for at most this time for the rendezvous to report a lost
+/// PE. The wait is needed because NCCL detects the closed connection of a dead process before the
+/// rendezvous detects the lost PE.
 const NOTICED: Duration = Duration::from_millis(500);
 
 /// Waits for a report of lost PEs from the rendezvous. If a report arrives within about

@@ -241,8 +241,9 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
 }
 
 /// Creates one child communicator for each parent. `start` calls NCCL for one parent. `identity`
-/// computes the identity of a child from two arguments: the index of the parent, and a hash. The
-/// hash is computed from the parent's identity, the call, and the number of the child.
+/// returns the identity of one child. Its first argument is the index of the parent. Its second
+/// argument is a hash of the parent's identity, the name of the call, and a number that differs
+/// among the children of this parent.
 fn children(
     call: &'static str,
     counted: Call,

@@ -118,8 +118,8 @@ impl Comm {
         self.nvshmem.unsupported_function(call, missing)
     }
 
-    /// Calls a function like [`issue`](Self::issue). Also returns an error if the status code of
-    /// the function is not success.
+    /// Calls a function of NVSHMEM that returns a status code, by [`issue`](Self::issue). Returns
+    /// an error if the code is not success.
     #[inline]
     pub(crate) fn issue_status(
         &self,

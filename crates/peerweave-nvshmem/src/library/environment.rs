@@ -25,7 +25,7 @@ unsafe extern "C" {
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no
-// synchronisation is needed. The test `environment_is_readable_through_c_during_changes` covers
+// synchronisation is needed. The test `c_code_reads_correct_values_while_variables_change` covers
 // this.
 unsafe impl Send for List {}
 
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_list_in_use_by_a_reader_never_changes() {
+    fn environment_list_that_a_reader_has_found_never_changes() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_LIST", "0")]);
         let found = environ.load(Ordering::Acquire);
@@ -170,7 +170,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_is_readable_through_c_during_changes() {
+    fn c_code_reads_correct_values_while_variables_change() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_CONSTANT", "as before")]);
         let over = AtomicBool::new(false);

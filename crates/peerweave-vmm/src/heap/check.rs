@@ -136,8 +136,9 @@ fn compare(found: &[u64], from: Pe, to: Pe, direction: &str) -> Result<(), VmmEr
     compare_with(found, (from, to), (from, to), direction)
 }
 
-/// Compares `found` with the data that PE `pattern.0` writes for PE `pattern.1`. If the data
-/// differs, the error names the two PEs in `blamed`. The tested path lies between these two PEs.
+/// Compares `found` with a test pattern. Each pair of PEs has its own pattern: `pattern` has the PE
+/// that writes the data, and the PE for which the data is written. If `found` differs, the error
+/// names the two PEs in `blamed`, because the tested path lies between these two PEs.
 fn compare_with(found: &[u64], pattern: (Pe, Pe), blamed: (Pe, Pe), direction: &str) -> Result<(), VmmError> {
     let expected = |at| pattern_word(seed(pattern.0, pattern.1), at);
     match found.iter().enumerate().find(|(at, word)| **word != expected(*at)) {

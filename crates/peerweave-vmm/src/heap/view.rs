@@ -17,7 +17,7 @@ pub struct SymmetricView {
     /// Distance in bytes from any byte in the segment of a rank to the same byte in the segment of
     /// the next rank.
     pub stride: u64,
-    /// Number of viewed bytes in the segment of each PE.
+    /// Length of the view in bytes. The length is the same in the segment of each PE.
     pub bytes: u64,
     /// Multicast address of the viewed bytes; 0 if there is no multicast address. A store to the
     /// address writes the memory of all PEs, and a reducing load reads the memory of all PEs.

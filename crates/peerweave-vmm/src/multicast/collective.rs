@@ -192,8 +192,8 @@ fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     })
 }
 
-/// Checks that all members of a list have the same object. PEs in other lists may have other
-/// objects.
+/// Checks that the PEs of each list of members have the same multicast object. PEs of different
+/// lists may have different objects.
 pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
         true => Ok(()),

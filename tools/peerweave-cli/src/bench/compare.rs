@@ -102,7 +102,7 @@ impl Comparison {
         Self { cases: config.cases(), config: config.clone(), ready: Vec::new(), contenders, pending, lines, notes: Vec::new() }
     }
 
-    /// Returns the lines that are complete, in the order in which they were completed.
+    /// Returns the complete lines of the table, in the order in which they were completed.
     pub fn lines(&self) -> &[Line] {
         &self.lines
     }

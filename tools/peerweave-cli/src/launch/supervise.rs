@@ -35,7 +35,8 @@ const FIRST_TO_END: Duration = Duration::from_secs(1);
 /// If the same signal arrives twice within this time, it counts as one signal. For example, the
 /// command `timeout` sends a signal both to its child and to the process group of its child.
 const SAME_WISH: Duration = Duration::from_millis(100);
-/// Time for which output of the PEs' descendants is read after all PEs have ended.
+/// After all PEs have ended, the launcher reads the output of their descendant processes for this
+/// time.
 const DRAIN: Duration = Duration::from_millis(250);
 /// If a job has failed, the launcher waits at most this time for a slow reader of the job's output.
 const FLUSH: Duration = Duration::from_millis(400);

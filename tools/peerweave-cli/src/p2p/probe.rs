@@ -52,8 +52,8 @@ impl Method {
 /// devices can access.
 pub struct Probe {
     stations: Vec<Station>,
-    /// The errors of the pairs of devices without peer access. A key has two indices: of the device
-    /// that lacks access, then of the device that owns the memory.
+    /// The pairs of devices without peer access, and the error of each pair. A pair is the index of
+    /// the device that lacks access, then the index of the device that owns the memory.
     no_access: BTreeMap<(usize, usize), VmmError>,
     /// Length of each source and target in bytes.
     bytes: usize,

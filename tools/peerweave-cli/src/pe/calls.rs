@@ -136,7 +136,7 @@ where
     }
 }
 
-/// Returns the closure that makes the calls of an operation that only moves elements.
+/// Returns the calls of an operation that does not reduce.
 pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
 where
     T: Sample,

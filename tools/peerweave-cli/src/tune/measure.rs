@@ -12,7 +12,7 @@ use crate::cuda;
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 
-/// Parser for the command line of `bench` that [`words`] builds.
+/// Parser for the arguments of `peerweave bench`. The function [`words`] uses this parser.
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]

@@ -81,8 +81,8 @@ pub fn lengths(view: &View) -> (usize, usize) {
     }
 }
 
-/// Returns whether input and result share one buffer on this rank. In the in-place form they do,
-/// except on the non-root ranks of gather and scatter.
+/// Returns whether input and result share one buffer on this rank. This is true in the in-place
+/// form. Exception: in gather and scatter, it is true only on the root.
 pub fn shares_buffer(view: &View) -> bool {
     let at_root = matches!(view.op, BenchOp::Gather | BenchOp::Scatter | BenchOp::GatherV | BenchOp::ScatterV);
     view.placement == Placement::InPlace && (!at_root || view.rank == view.root)

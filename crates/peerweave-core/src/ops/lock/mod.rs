@@ -391,8 +391,8 @@ impl Pause {
         Self { pauses: 0, started: Instant::now(), next_check: Self::BETWEEN_CHECKS }
     }
 
-    /// Returns whether the waiter must now check two conditions: whether the holder is alive, and
-    /// whether the deadline has passed.
+    /// Returns whether the next check is due. In a check, the waiter finds out whether the holder
+    /// is alive and whether the deadline has passed.
     fn is_check(&mut self) -> bool {
         if self.pauses < Self::SPINS {
             return false;

@@ -33,8 +33,8 @@ pub(crate) enum Source {
     /// If the function panics, the [`OnceLock`] receives the error of the first panic. Without a
     /// panic, the [`OnceLock`] stays empty.
     Function(Arc<OnceLock<Error>>),
-    /// The operation reads one element. A copy writes the element to word 1 of the slot in pinned
-    /// memory.
+    /// The operation reads one element. The element is copied to word 1 of this slot, which is in
+    /// pinned memory.
     Element(Slot),
     /// The operation is a kernel without a result. Word 0 of the slot in pinned memory shows
     /// whether the kernel succeeded.

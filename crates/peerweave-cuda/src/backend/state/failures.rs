@@ -60,7 +60,8 @@ impl State {
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
     }
 
-    /// Like [`compare`](Self::compare), but for all teams of this PE.
+    /// Compares the recorded calls of every team of this PE, as [`compare`](Self::compare) does for
+    /// one team. Returns the first error.
     pub(crate) fn compare_all(&self) -> Result<(), Error> {
         if self.calls.is_none() {
             return Ok(());
@@ -68,14 +69,14 @@ impl State {
         self.teams.try_each(|team| self.compare(team))
     }
 
-    /// Returns the error with the reason why a kernel of the application failed.
+    /// Returns the error of a kernel of the application that has failed, with the reason.
     pub(crate) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         self.reported_failure(call, team, |error| portable(call, team, error))
     }
 
-    /// Returns the error with the reason why an operation of this backend failed. If the operation
-    /// waited for one word in symmetric memory, `word` describes that word. The field `found` of
-    /// `word` is ignored.
+    /// Returns the error of an operation of this backend that has failed, with the reason. If the
+    /// operation waited for one word in symmetric memory, `word` describes that word. The field
+    /// `found` of `word` is ignored.
     pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
         self.reported_failure(call, team, |error| match error {
             CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {

@@ -180,8 +180,8 @@ impl State {
 
     /// Ends two calls of `team_of` that cannot complete, because their member lists differ: the
     /// call `mine` of this PE, and the call `theirs` of PE `pe`. Removes `mine` from the
-    /// rendezvous. Stores refusals, which make the call of `pe` fail, and the call of each member
-    /// that waits for `mine`.
+    /// rendezvous. Stores a refusal for `pe`, and for each member that waits for `mine`. A refusal
+    /// makes the call of its PE fail.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;

@@ -16,7 +16,7 @@ pub struct CudaOptions {
     /// Time limit for each wait of the backend, if the call sets no other limit. Default: 60 s.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE, in bytes. Default: 1 GiB. The backend allocates
-    /// additional memory for collectives. With the default heap size, this is about 300 MiB.
+    /// additional memory for collectives, about 300 MiB with the default heap size.
     pub heap_bytes: Option<usize>,
     /// Ordinal of this PE's device among the devices that this process sees. PEs may pass different
     /// values. Default: see [`Cuda::join`](crate::Cuda::join). In tests, several PEs may share a

@@ -33,7 +33,7 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
 pub(super) struct Made {
     /// Name of the call.
     pub(super) call: &'static str,
-    /// Name of an existing team, to which errors of the call refer.
+    /// Name of the team that errors of the call name. This team exists before the call.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,

@@ -103,10 +103,10 @@ impl Context {
         }
     }
 
-    /// Ends a put that uses bulk copies (TMA). If `nbi` is true, returns immediately. Otherwise, a
-    /// scope of one thread waits until the source has been read. In a warp or a block, only the
-    /// first thread calls this method. That thread waits until all data has been written, because
-    /// another thread of the scope may fence or signal next.
+    /// Ends a put that uses bulk copies (TMA). Does nothing if `nbi` is true. Otherwise, a put of
+    /// one thread waits until the source can be reused. For a put of a warp or a block, only the
+    /// first thread calls this method, and waits until all data has been written. This longer wait
+    /// is needed because another thread of the warp or block may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {

@@ -193,7 +193,7 @@ impl Context {
     }
 }
 
-/// Declares the public methods, one for each scope.
+/// Declares the public methods that put elements with a signal, for one scope.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $put_signal:ident, $put_signal_nbi:ident) => {
         impl Context {

@@ -28,9 +28,9 @@ impl Context {
         T::from_bits(unsafe { <<T as KernelAtomic>::Bits as Access<Sys>>::load_acquire(element.cast_const().cast()) })
     }
 
-    /// Returns a [`Watch`] for the elements of `of` that are not excluded. Its methods test these
-    /// elements or wait for them. `value` takes the index of an element, and returns the value with
-    /// which the element is compared.
+    /// Returns a [`Watch`], whose methods test the elements of `of` or wait for them. `value` and
+    /// `exclude` are functions of an element's index. `value` returns the value with which the
+    /// element is compared. If `exclude` returns `true`, the element is ignored.
     #[inline(always)]
     fn watch<'a, T: KernelInteger, V: Fn(usize) -> T + 'a, X: Fn(usize) -> bool>(
         &'a self,

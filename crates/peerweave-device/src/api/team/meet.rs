@@ -43,9 +43,10 @@ pub(crate) struct Meeting {
     /// The team and the scope to which the addresses belong, encoded by [`key`]. `u32::MAX` if no
     /// addresses are cached.
     key: u32,
-    /// Rank of the member with which this thread synchronises. [`Self::SEVERAL`] if there may be
-    /// several such members, or if a member may be unmapped. In this case, the thread looks up the
-    /// addresses in each synchronisation.
+    /// Rank of the only member with which this thread synchronises. [`Self::SEVERAL`] if the team
+    /// has no other member, if a thread may have to synchronise with several members, or if a
+    /// member may be unmapped. With [`Self::SEVERAL`], the thread looks up the addresses in each
+    /// synchronisation.
     rank: u32,
     /// Address of the epoch of this block. The epoch is in memory of this device.
     epoch: u64,

@@ -55,9 +55,9 @@ impl Run<'_> {
     }
 }
 
-/// Returns the history of a rank after a small broadcast: a digest of this broadcast and of the
-/// small broadcasts before it. `signature` is the signature of this broadcast. This signature
-/// already contains the earlier history.
+/// Returns the new history of a rank after a small broadcast. The history is a digest of all small
+/// broadcasts of the rank so far. `signature` is the digest of the broadcast's call, which also
+/// covers the previous history.
 #[inline]
 pub(super) fn history_after(signature: u64) -> u64 {
     signature.rotate_left(17).wrapping_mul(0xc2b2_ae3d_27d4_eb4f)

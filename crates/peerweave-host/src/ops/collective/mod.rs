@@ -312,9 +312,9 @@ impl Run<'_> {
         if is_line && self.op.kind == CollectiveKind::AllReduce { With::StagedLine } else { With::Nothing }
     }
 
-    /// Prepares the cache for the next collective: requests the cache lines to which this rank will
-    /// then copy its operand, as described at [`Step::own_next_stage`]. This helps only if the next
-    /// operand has the same size.
+    /// Prepares the cache for the next collective. Requests the cache lines to which this rank will
+    /// copy the operand of that collective: see [`Step::own_next_stage`]. This helps only if that
+    /// operand has the same size as the present one.
     #[inline]
     fn own_next_operand(&self, algorithm: Algorithm) {
         if algorithm == Algorithm::Staged {

@@ -9,10 +9,10 @@ use std::time::Duration;
 
 /// A range of memory, which was initially zero.
 ///
-/// The allocator takes a large range from the system, which fills pages with zeros when they are
-/// first used. For a range with a large alignment, the allocator would write the zeros itself,
-/// which would use all pages. So this type allocates a larger range with a small alignment, and
-/// aligns the start.
+/// The allocator takes a large range from the system. The system fills a page with zeros when the
+/// page is first used. If the alignment of the range is large, the allocator writes the zeros
+/// itself, and so uses all pages. To avoid this, this type allocates a larger range with a small
+/// alignment, and aligns the start.
 #[derive(Debug)]
 pub(crate) struct Region {
     allocated: *mut u8,
