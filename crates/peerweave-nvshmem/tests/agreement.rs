@@ -62,7 +62,7 @@ fn threads_may_make_setup_calls_in_the_same_order_on_all_pes() {
 }
 
 #[test]
-fn timeout_of_one_thread_does_not_end_setup_call_of_another() {
+fn allocation_continues_if_another_thread_times_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {

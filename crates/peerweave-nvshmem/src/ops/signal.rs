@@ -221,8 +221,8 @@ impl Context {
     /// Completes the puts and gets that this PE enqueued earlier on `stream`, in stream order. Also
     /// completes pending `nbi` transfers, which run on NVSHMEM's own streams.
     ///
-    /// Exception: an earlier quiet or barrier may already have made a different stream wait for
-    /// `nbi` transfers. This call does not complete these transfers.
+    /// Exception: if an earlier quiet or barrier made a different stream wait for an `nbi`
+    /// transfer, this call does not complete that transfer.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if
