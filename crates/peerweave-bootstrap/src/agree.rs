@@ -55,7 +55,8 @@ pub enum Disagreement {
     },
     /// Two PEs made different calls.
     Diverged {
-        /// The first PE in the list of members.
+        /// The first PE in the list of members. The calls of the other members are compared with
+        /// the call of this PE.
         one: Pe,
         /// Description of the call that PE `one` made.
         one_has: String,
@@ -64,10 +65,10 @@ pub enum Disagreement {
         /// Description of the call that PE `other` made.
         other_has: String,
     },
-    /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. With
-    /// [`Members::All`], if the PEs passed different labels, all PEs get
-    /// [`BootstrapError::Mismatch`]. After any other error, [`agree`] may have succeeded on other
-    /// PEs. Some PEs may also lack the `outcome` that this PE passed to [`agree`].
+    /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. It is also
+    /// unknown whether the other PEs got this PE's `outcome`, and whether [`agree`] succeeded on
+    /// them. One error is the same on all PEs: [`BootstrapError::Mismatch`] if the PEs passed
+    /// different labels with [`Members::All`].
     Rendezvous(BootstrapError),
 }
 

@@ -252,7 +252,7 @@ pub enum ProtocolError {
     /// A hello has a protocol version that differs from the protocol version of this crate.
     #[error("a hello has protocol version {found}, expected {VERSION}")]
     Version {
-        /// The protocol version in the hello.
+        /// The protocol version in the hello, the first frame of a connection.
         found: u16,
     },
     /// A field extends beyond the frame, or has an invalid value.

@@ -168,7 +168,7 @@ fn pes_join_under_a_flood_of_connections() {
 }
 
 #[test]
-fn join_under_a_flood_of_connections_names_the_absent_pe() {
+fn join_error_names_the_absent_pe_despite_many_connections() {
     let party = Party::new(3);
     let endpoint = party.server.endpoint().clone();
     under_a_flood(&endpoint, || {

@@ -191,8 +191,8 @@ impl Call {
         select_of::<W, u64>(k, |index| self.areas[index])
     }
 
-    /// Returns whether the rank `k` places after this rank gets the whole result. If so, the other
-    /// ranks push the parts that they reduce to that rank.
+    /// Returns whether the rank `k` places after this rank gets the whole result. If so, every
+    /// other rank reduces a part, and pushes the reduced part to that rank.
     #[inline(always)]
     pub(crate) fn has_results(&self, k: u32) -> bool {
         self.results == EVERY || self.results == self.rank_after(k)

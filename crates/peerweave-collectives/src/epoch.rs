@@ -26,8 +26,8 @@
 
 use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 
-/// Amount by which one launch increases the counter of launches. The blocks of the launch divide
-/// this amount into shares, and each block adds its share.
+/// Number that each launch adds to the counter of launches. Each block of the launch adds a share
+/// of this number.
 pub const SHARES: u64 = 1 << 16;
 
 /// Returns the epoch: the number of earlier launches that this counter has counted.

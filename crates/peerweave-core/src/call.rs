@@ -81,9 +81,8 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
     unsafe { stream.inner.submit(prepared.op(), keep) }
 }
 
-/// Enqueues the kernel launch `op`, and returns the ticket of the launch. Other operations are
-/// passed as a [`Prepared`], which names the owners of their memory. A launch has no [`Prepared`],
-/// so the caller must keep the memory valid.
+/// Enqueues the kernel launch `op`, and returns the ticket of the launch. Unlike [`submit_on`],
+/// takes no [`Prepared`] with the owners of the memory, so the caller must keep the memory valid.
 ///
 /// # Safety
 /// The kernel's arguments refer to memory. This memory is valid while the [`Keep`] that `keep`

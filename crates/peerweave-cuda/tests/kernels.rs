@@ -52,7 +52,7 @@ fn block_barriers_synchronize_all_threads_of_a_block() {
 }
 
 #[test]
-fn recovery_after_a_missing_pe_error_makes_barriers_work() {
+fn barriers_work_after_recovery_from_a_kernel_timeout() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes(2, short, |gpu| {

@@ -45,8 +45,8 @@ pub(crate) type BootstrapKey = (&'static str, u64);
 pub(crate) struct Arguments {
     /// The kind of bootstrap: a rendezvous, an id, MPI or a launcher.
     pub(crate) bootstrap: &'static str,
-    /// The number of this PE, and the number of PEs in the job. `None` for MPI and for a launcher,
-    /// because MPI or the launcher determines both numbers.
+    /// The number of this PE, and the number of PEs in the job. `None` if NVSHMEM connects the PEs
+    /// by MPI or by a launcher, which then determines both numbers.
     pub(crate) place: Option<(u32, u32)>,
     /// Number that identifies the rendezvous, the id or the MPI communicator through which the PEs
     /// connect. The number is 0 if the PEs connect through a launcher.

@@ -62,7 +62,7 @@ fn setup_calls_of_threads_succeed_if_pes_agree_on_the_order() {
 }
 
 #[test]
-fn timeout_of_one_thread_does_not_end_setup_call_of_another() {
+fn allocation_continues_if_another_thread_times_out() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {

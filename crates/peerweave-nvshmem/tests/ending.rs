@@ -111,7 +111,7 @@ fn handles_released_concurrently_finalize_nvshmem_once() {
 }
 
 #[test]
-fn finalize_is_refused_while_a_module_guard_exists() {
+fn finalize_is_refused_while_a_cuda_module_is_initialised() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start(&child);
         let keep = Arc::new("module");

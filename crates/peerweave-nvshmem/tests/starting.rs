@@ -317,7 +317,7 @@ fn launcher_bootstrap_without_a_launcher_is_an_error() {
 }
 
 #[test]
-fn from_launcher_starts_nvshmem_without_a_rendezvous() {
+fn context_from_launcher_starts_nvshmem_without_a_rendezvous() {
     let place = tempfile::tempdir().expect("the directory is created");
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path()).env("PMI_SIZE", "2").run_many(2, |child| {
         set("PMI_RANK", &child.rank.to_string());

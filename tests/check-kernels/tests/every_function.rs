@@ -72,7 +72,7 @@ for_each_rma!(rma);
 for_each_bulk!(rma);
 
 #[test]
-fn shuffle_vote_and_barrier_functions_of_a_block_are_correct() {
+fn warp_shuffles_votes_and_block_barriers_are_correct() {
     check(&warp::check_warp::KERNEL, 2, |_, result| (result,));
 }
 

@@ -10,16 +10,16 @@ use crate::LINE_BYTES;
 pub use chunked::{FLAG_BYTES, ring_bytes};
 pub use entries::*;
 
-/// Returns the size in bytes of each of the two banks of a staging area.
-/// [`Algorithm::OneShot`](crate::Algorithm::OneShot) needs banks of this size for an input of
-/// `lines` 16-byte lines.
+/// Returns the size in bytes of a bank, for [`Algorithm::OneShot`](crate::Algorithm::OneShot) with
+/// an input of `lines` 16-byte lines. A staging area has two banks, which successive launches use
+/// alternately.
 pub const fn one_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     lines * ranks as u64 * LINE_BYTES as u64
 }
 
-/// Returns the size in bytes of each of the two banks of a staging area.
-/// [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) needs banks of this size for an input of
-/// `lines` 16-byte lines.
+/// Returns the size in bytes of a bank, for [`Algorithm::TwoShot`](crate::Algorithm::TwoShot) with
+/// an input of `lines` 16-byte lines. A staging area has two banks, which successive launches use
+/// alternately.
 pub const fn two_shot_bank_bytes(lines: u64, ranks: u32) -> u64 {
     2 * lines.div_ceil(ranks as u64) * ranks as u64 * LINE_BYTES as u64
 }

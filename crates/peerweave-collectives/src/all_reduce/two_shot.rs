@@ -83,9 +83,9 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces lines of this rank's part, and pushes the reduced lines. In each step, this thread
-    /// reduces two of its lines, starting with line `index` of the part, until fewer than two of
-    /// its lines are left. Returns the index of this thread's first line that is not reduced.
+    /// Reduces lines of this rank's part, two lines of this thread per step, and pushes the reduced
+    /// lines. Begins with line `index` of the part, and stops when this thread has at most one line
+    /// left. Returns the index of that line, or an index outside of the part if no line is left.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -103,8 +103,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Ok(index)
     }
 
-    /// Writes reduced lines of the other ranks to the result. `lines` has one line from each rank:
-    /// rank `r` has reduced line `index` of part `r`.
+    /// Writes one reduced line of every other rank to the result. `lines[r]` comes from rank `r`,
+    /// and is line `index` of part `r`.
     #[inline(always)]
     fn copy_line<T: Class, const W: usize>(&self, index: u64, lines: &[Vector; W]) {
         for (rank, value) in (0..).zip(lines) {

@@ -22,7 +22,7 @@ pub(crate) struct Share {
 }
 
 impl Share {
-    /// All indices of the range, for a block that does not divide the range with other blocks.
+    /// The share of a block that works alone: all indices of the range.
     pub(crate) const ALL: Self = Self { index: 0, of: 1 };
 
     /// Returns the first index that this thread handles, and the distance from each index of this

@@ -119,8 +119,8 @@ struct Message<const WHOLE: bool> {
     /// Difference between the numbers of two successive chunks of this block. Other blocks handle
     /// the chunks between these two.
     step: u64,
-    /// Whether the message is stored directly in the result. If so, the first round handles all
-    /// lines of the message.
+    /// Whether the sender stores the message directly in the receiver's result, instead of in slots
+    /// of a ring. If so, the first round transfers the whole message.
     at_once: bool,
 }
 

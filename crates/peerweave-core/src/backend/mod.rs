@@ -397,8 +397,8 @@ pub struct TeamRecord {
 pub struct Shrunk {
     /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
-    /// The old number of each PE of the new backend: the number that the PE had in the old backend.
-    /// The numbers are ascending.
+    /// For each PE of the new backend, the number that this PE had in the old backend. The numbers
+    /// are ascending.
     pub former: Vec<Pe>,
 }
 

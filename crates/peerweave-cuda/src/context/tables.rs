@@ -17,8 +17,8 @@ pub(crate) struct Tables {
     teams: DeviceMemory<u64>,
     /// For each team number, an array of the members' PE numbers. Each array has room for all PEs.
     members: DeviceMemory<u32>,
-    /// The epochs of all teams. An epoch is the number of completed synchronisations in one slot.
-    /// For each team number, an array has the epochs of all slots.
+    /// For each team number, an array of epochs: one for each block index that can synchronise. An
+    /// epoch counts the completed synchronisations of the team by blocks with this index.
     epochs: DeviceMemory<u64>,
     contents: Contents,
 }

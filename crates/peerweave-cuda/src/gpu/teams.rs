@@ -29,8 +29,8 @@ pub(crate) struct Teams {
     /// that has ended. Every launch locks this list to look up the launch's teams, so all code
     /// holds the lock only briefly.
     numbers: Mutex<Vec<Number>>,
-    /// Number of earlier splits. In the next split, the label of each exchange contains this
-    /// number. A split holds the lock while it runs.
+    /// Number of earlier splits. The next split uses this number in the labels of its exchanges
+    /// with other PEs. A split holds the lock while it runs.
     pub(crate) splits: Mutex<u64>,
 }
 

@@ -78,9 +78,9 @@ impl Heap {
         })
     }
 
-    /// Records that work of the caller on `stream` may use the multicast address. If a graph
-    /// captures this work, the graph must own handles of the multicast mapping. The caller then
-    /// passes a list as `keep`, and this function adds the handles to `keep`.
+    /// Records that work of the caller on `stream` may use the multicast address. If `keep` is a
+    /// list, also adds handles of the multicast mapping to the list. A graph that captures the work
+    /// must own these handles.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));

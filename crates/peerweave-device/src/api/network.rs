@@ -37,8 +37,9 @@ macro_rules! call {
 }
 pub(super) use call;
 
-/// On GPUs, each thread calls the wrapper that belongs to the scope. On the host, only the first
-/// thread of the scope makes a call, which is `$host`.
+/// Makes one call of a scope (a thread, a warp or a block). On GPUs, each thread of the scope calls
+/// the wrapper for this scope: `$thread`, `$warp` or `$block`. On the host, only the first thread
+/// of the scope makes the call `$host`.
 macro_rules! by_scope {
     ($scope:ident: $thread:ident, $warp:ident, $block:ident ($($argument:expr),*); $host:expr) => {{
         #[cfg(target_arch = "nvptx64")]

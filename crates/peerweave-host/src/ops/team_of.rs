@@ -178,9 +178,9 @@ impl<'a> TeamCall<'a> {
         self.mine().state.store(state(self.number, phase::NONE, 0), Ordering::Release);
     }
 
-    /// Changes the phase of PE `pe`'s call to `to`. The new state word contains the PE `named`.
-    /// Returns `false`, and changes nothing, if the state word differs from the earlier value
-    /// `seen`.
+    /// Sets the phase of PE `pe`'s current `team_of` call to `to`, and stores the PE number `named`
+    /// in the same state word. If the state word no longer has the value `seen`, changes nothing
+    /// and returns `false`.
     fn advance(&self, pe: usize, seen: u64, to: u64, named: usize) -> bool {
         let next = state(seen >> 24, to, named);
         self.words(pe).state.compare_exchange(seen, next, Ordering::AcqRel, Ordering::Relaxed).is_ok()

@@ -114,8 +114,9 @@ impl<'a> Step<'a> {
         self.wait_for_ranks(behind, limit)
     }
 
-    /// Waits until every rank has entered the operation that has the number `self.epoch - behind`
-    /// in the team. Also records the last operation that every rank has entered.
+    /// Waits until every rank has entered the team's operation number `self.epoch - behind`. Also
+    /// records the number of the latest operation that every rank has entered, as far as this rank
+    /// knows.
     #[inline(never)]
     fn wait_for_ranks(&self, behind: u32, limit: Limit) -> Result<(), Stop> {
         let entered = |rank: usize, behind: u32| {

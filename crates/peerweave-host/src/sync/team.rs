@@ -41,7 +41,7 @@ pub(crate) struct TeamState {
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.
     failure: OnceLock<Error>,
-    /// The channels between this rank and each rank.
+    /// For each rank of the team, the channels for messages between this rank and that rank.
     pub(crate) channels: Box<[Channels]>,
 }
 

@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn device_library_of_wheels_and_packages_is_found() {
+    fn device_library_in_a_wheel_or_system_package_is_found() {
         for (include, lib) in
             [("nvidia/nvshmem/include", "nvidia/nvshmem/lib"), ("usr/include/nvshmem_13", "usr/lib/x86_64-linux-gnu/nvshmem/13")]
         {

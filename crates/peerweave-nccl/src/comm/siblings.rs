@@ -15,17 +15,16 @@ use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
 use crate::member::threads::this_thread;
 
-/// Interval at which a waiting thread checks for ranks of this process that were omitted from a
-/// group.
+/// Interval between two checks of a waiting thread for omitted ranks: ranks of this thread for
+/// which the thread has not issued the awaited collective.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
-/// Minimum waiting time before a thread reports that it omitted one of its ranks from a group. The
-/// minimum also applies if the deadline is short. Until then, another thread may still issue the
-/// missing call of the rank.
+/// Minimum time that a thread waits before it reports an omitted rank, even if the deadline is
+/// short. During this time, another thread may still issue the collective for the rank.
 const AT_LEAST: Duration = Duration::from_millis(500);
 
-/// Maximum waiting time before a thread reports that it omitted one of its ranks from a group. The
-/// maximum applies only if the thread has issued the awaited collective for at least two ranks.
+/// Maximum time that a thread waits before it reports an omitted rank. This maximum applies only if
+/// the thread has issued the awaited collective for at least two ranks.
 const LEFT_OUT_AFTER: Duration = Duration::from_secs(1);
 
 /// Returns the siblings of `inner`: the other ranks of the same communicator in this process.
@@ -68,9 +67,9 @@ pub(crate) struct LeftOut {
 }
 
 impl LeftOut {
-    /// Creates the state for one wait of the calling thread. During the wait, [`look`](Self::look)
-    /// checks whether this thread has omitted a rank from a group. `deadline` is the time limit of
-    /// the wait.
+    /// Creates the state for one wait of the calling thread. `deadline` is the time limit of the
+    /// wait. During the wait, [`look`](Self::look) detects omitted ranks: ranks of this thread for
+    /// which the thread has not issued the awaited collective.
     pub(crate) fn new(deadline: Duration) -> Self {
         Self::by_thread(this_thread(), deadline)
     }

@@ -371,9 +371,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds `known`, the reports of the other ranks in this process. A report in `known` replaces
-    /// the report that the same rank has published at the rendezvous. A rank with a report in
-    /// `known` counts as missing if the number of the rank's last call is below `sequence`.
+    /// Adds `known`, the reports of the other ranks in this process. These reports replace the
+    /// reports that the same ranks have published at the rendezvous. A rank of this process is
+    /// missing only if the number of its last call is below `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

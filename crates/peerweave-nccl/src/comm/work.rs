@@ -32,7 +32,8 @@ pub(crate) struct Work {
     /// watchdog waits for no calls.
     since: Option<Instant>,
     marks: Option<Marks>,
-    /// Whether the late work was reported.
+    /// Whether the watchdog has already reported that work of this communicator is late. The
+    /// watchdog makes this report at most once.
     is_reported: bool,
 }
 

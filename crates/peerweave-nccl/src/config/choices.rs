@@ -51,8 +51,8 @@ pub enum HostCftMode {
     Enable,
     /// Host code cannot query fabric addresses of windows.
     Disable,
-    /// The mode is [`Enable`](HostCftMode::Enable) if the hardware supports these queries.
-    /// Otherwise the mode is [`Disable`](HostCftMode::Disable).
+    /// Like [`Enable`](HostCftMode::Enable) if the hardware supports queries of fabric addresses.
+    /// Otherwise like [`Disable`](HostCftMode::Disable).
     Fallback,
 }
 

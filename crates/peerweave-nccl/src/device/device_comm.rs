@@ -201,7 +201,7 @@ impl fmt::Debug for DeviceCommunicator {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CftTeam {
-    /// All ranks of the fabric.
+    /// All ranks that belong to the fabric of NCCL's Compute Fabric Transport (CFT).
     Flat,
     /// The ranks that the fabric's multicast reaches.
     Multimem,

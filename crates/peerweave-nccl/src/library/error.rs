@@ -129,8 +129,9 @@ impl NcclError {
         nccl.not_forked(call).err().unwrap_or_else(|| nccl.failure(call, sys::ncclResult_t(code.into().get()), None))
     }
 
-    /// Replaces the name of the call in the error with `name`. So a call can return an error that a
-    /// different call has created. Applies only to the variants `Misuse`, `Timeout` and `PeerLost`.
+    /// Returns the error with `name` as the name of the failed call. Used if the call `name`
+    /// returns an error that a different call has created. Changes only the variants `Misuse`,
+    /// `Timeout` and `PeerLost`.
     pub(crate) fn of_call(mut self, name: &'static str) -> Self {
         match &mut self {
             Self::Misuse(Misuse { call, .. }) => *call = name,

@@ -319,9 +319,9 @@ impl Inner {
         self.transfers.load(Ordering::Relaxed) == self.paired.load(Ordering::Relaxed)
     }
 
-    /// Adds `transfers` to the number of paired sends and receives. For a paired send or receive,
-    /// the matching call is in the same group. The caller holds the communicator's lock, and issues
-    /// these sends and receives later.
+    /// Adds `transfers` to the number of paired sends and receives, whose matching call is in the
+    /// same group. The caller holds the communicator's lock, and issues these sends and receives
+    /// later.
     pub(crate) fn count_paired(&self, transfers: u64) {
         self.paired.fetch_add(transfers, Ordering::Relaxed);
     }

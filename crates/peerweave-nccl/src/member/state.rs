@@ -130,10 +130,10 @@ const ACQUISITION: u64 = 4;
 
 /// Mask that selects the state in `Gate::word`.
 const STATE_MASK: u64 = 0b111;
-/// Increment of `Gate::word` for one reader that is not blocked in NCCL. The count of these readers
-/// has 24 bits, which are enough for all threads of a process.
+/// Increment of `Gate::word` for each reader that is not blocked in NCCL. The count of these
+/// readers has 24 bits, which are enough for all threads of a process.
 const READER: u64 = 1 << 8;
-/// Increment of `Gate::word` for one reader that may be blocked in NCCL.
+/// Increment of `Gate::word` for each reader that may be blocked in NCCL.
 const BLOCKING_READER: u64 = 1 << 32;
 
 /// Divisor that determines how long a waiter sleeps. The time that the waiter has waited so far is

@@ -265,9 +265,10 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of a buffer that a captured call uses, and records in `holds` that the graph
-/// keeps the buffer's owner alive. The parameter `kept` contains the address and the owner. Fails
-/// if `kept` is `None`: the buffer is then a borrowed slice, which the graph cannot keep alive.
+/// Returns the address of a buffer of a captured call. Also adds a handle of the buffer's owner to
+/// `holds`, so that the graph keeps the buffer's memory allocated. `kept` contains the address and
+/// this handle. Fails if `kept` is `None`: the buffer is then a borrowed slice, which the graph
+/// cannot keep alive.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {

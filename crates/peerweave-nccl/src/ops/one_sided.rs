@@ -1,4 +1,5 @@
-//! One-sided operations: put with a signal, signal, and wait for signals (requires NCCL 2.29.2).
+//! One-sided operations: puts that are followed by a signal, signals without data, and waits for
+//! signals. Requires NCCL 2.29.2.
 //!
 //! `window.rs` has windows. Invariant: a put stays inside the target rank's window.
 

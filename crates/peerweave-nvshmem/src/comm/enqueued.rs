@@ -53,8 +53,8 @@ impl InFlight {
         Arc::clone(&self.world_order)
     }
 
-    /// Returns the [order](Order) of each team that the program created, and the order that the
-    /// predefined teams share.
+    /// Returns all [orders](Order) of collectives: one for each team that the program created, and
+    /// one that all predefined teams share.
     pub(crate) fn orders(&self) -> Vec<Arc<Order>> {
         let orders = self.orders.lock().unwrap_or_else(PoisonError::into_inner);
         orders.values().cloned().chain([self.world_order()]).collect()

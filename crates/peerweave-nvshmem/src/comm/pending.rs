@@ -102,9 +102,9 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`, which
-    /// already wait for transfers. Then calls the function `quiet`, which must complete the listed
-    /// transfers. Finally empties the list.
+    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`: these
+    /// streams wait for transfers that have left the list. Then calls `quiet`, which must complete
+    /// the transfers in the list, and empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,

@@ -121,7 +121,8 @@ mod tests {
         (name.to_owned(), None)
     }
 
-    /// Returns the pointers to `NAME=value` strings that a list in C's form contains.
+    /// Returns the entries of a null-terminated list of environment variables, such as C's
+    /// `environ`. Each entry is a pointer to a `NAME=value` string.
     fn walk(list: *const *const c_char) -> Vec<*const c_char> {
         // SAFETY: a list of environment variables is terminated by null.
         (0..).map(|index| unsafe { *list.add(index) }).take_while(|text| !text.is_null()).collect()

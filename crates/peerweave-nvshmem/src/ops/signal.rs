@@ -223,8 +223,8 @@ impl Context {
     /// Completes, in stream order, the puts and gets that this PE enqueued earlier on `stream`.
     /// Also makes `stream` wait for pending `nbi` transfers, which run on NVSHMEM's own streams.
     ///
-    /// An `nbi` transfer is pending only until the next quiet or barrier on any stream. If that
-    /// call was made on a different stream, `stream` does not wait for the transfer.
+    /// Exception: if an earlier quiet or barrier made a different stream wait for an `nbi`
+    /// transfer, this call does not complete that transfer.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

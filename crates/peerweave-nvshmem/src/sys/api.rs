@@ -441,8 +441,8 @@ peerweave_dylib::bindings! {
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,
         );
-        /// Starts a write of 128-bit elements to a PE, in stream order. NVSHMEM signals the target
-        /// PE after the write. A quiet completes the write and the signal.
+        /// Starts a write of 128-bit elements to a PE, then a signal to the same PE, in stream
+        /// order. A quiet completes the write and the signal.
         "3.3.24" fn nvshmemx_put128_signal_nbi_on_stream(
             target: *mut c_void, source: *const c_void, count: usize, signal: *mut u64, value: u64, op: c_int, pe: c_int,
             stream: CUstream,

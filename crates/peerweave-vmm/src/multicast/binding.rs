@@ -201,7 +201,8 @@ impl Team {
         Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 
-    /// Checks that memory has every handle type of the object.
+    /// Checks that `memory` can be exported by every handle type by which the object can be
+    /// exported.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
         let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);

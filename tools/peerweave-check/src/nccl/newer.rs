@@ -324,7 +324,8 @@ impl Part<'_> {
         *self.all.step.lock().unwrap_or_else(PoisonError::into_inner) = format!("{}, {what}", self.name);
     }
 
-    /// Adds a line that rank 0 prints under the name of the part.
+    /// Adds a line to the notes of this part of the check. Rank 0 prints its own notes below the
+    /// name of the part. The notes of other ranks are ignored.
     fn note(&self, what: impl Into<String>) {
         self.notes.borrow_mut().push(what.into());
     }

@@ -141,8 +141,8 @@ impl Comparison {
         self.notes.iter().filter(move |note| note.row == row).map(|note| &*note.text)
     }
 
-    /// Adds a record that a PE has sent. Returns the output that the command can print after this
-    /// record.
+    /// Adds a record that a PE has sent. Returns what can now be printed, such as a line of the
+    /// table that this record completes.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Ready(ready) => {
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn contender_in_separate_processes_gets_one_table_column() {
+    fn library_measured_by_other_processes_gets_one_table_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

@@ -86,7 +86,7 @@ impl Collector {
         self.cases.len()
     }
 
-    /// Returns the lines of the table that are complete.
+    /// Returns the complete lines of the table: the lines for which every PE has sent its records.
     pub fn rows(&self) -> &[Row] {
         &self.rows
     }
@@ -113,8 +113,8 @@ impl Collector {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }
 
-    /// Adds a record that a PE has sent. Returns the output that the command can print after this
-    /// record.
+    /// Adds a record that a PE has sent. Returns what can now be printed, such as a line of the
+    /// table that this record completes.
     pub fn take(&mut self, record: Record) -> News {
         match record {
             Record::Note(note) => {
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn pe_that_makes_no_calls_does_not_affect_the_time() {
+    fn reported_time_ignores_pes_that_make_no_calls() {
         let mut collector = Collector::new(config(BenchOp::Put, 2, &[8]));
         collector.take(measured(1, 0, Placement::OutOfPlace, &[], 0));
         let News::Row(row) = collector.take(measured(0, 0, Placement::OutOfPlace, &[3.0, 1.0, 2.0], 0)) else { panic!() };

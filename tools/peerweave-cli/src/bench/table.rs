@@ -162,7 +162,7 @@ mod tests {
     }
 
     #[test]
-    fn line_has_the_same_columns_as_in_the_tool_nccl_tests() {
+    fn table_line_has_the_columns_of_nccl_tests() {
         let line = line(&row(BenchOp::AllReduce, 1_048_576, 52.345, 1234.5));
         // Column widths and precision of nccl-tests: 12, 12, 8, 6, 6, then twice 7, 6, 6, 6, with
         // two blanks between columns.

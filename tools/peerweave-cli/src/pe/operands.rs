@@ -37,8 +37,9 @@ pub enum Side {
     Target,
 }
 
-/// The memory and the calls of one case, in place or out of place. The trait hides the element
-/// type. Therefore an element is passed as its bits, zero-extended to 64 bits.
+/// One case of the measurement, in place or out of place: its memory and its calls. A user of this
+/// trait does not know the element type, so the methods take an element as its bits, zero-extended
+/// to 64 bits.
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;

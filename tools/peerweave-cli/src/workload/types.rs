@@ -36,9 +36,9 @@ macro_rules! with_number_type {
     };
 }
 
-/// Evaluates an expression in which `$T` replaces the element type of `$dtype`. For operations that
-/// only move elements: `$T` has the same size, and all types of this size share the compiled code
-/// ([`moved_as`]).
+/// Evaluates an expression for an operation that only moves elements. In the expression, `$T` is a
+/// type of the same size as the element type of `$dtype`. For each size there is one such type
+/// ([`moved_as`]), so fewer types are compiled.
 macro_rules! with_moved_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         $crate::workload::types::with_type_of!($crate::workload::types::moved_as($dtype), $T => $call;

@@ -246,7 +246,7 @@ fn completed_collective_calls_leave_no_state_behind() {
 }
 
 #[test]
-fn too_many_collective_calls_ahead_of_other_pes_are_an_error() {
+fn too_many_unfinished_collectives_of_a_pe_are_an_error() {
     let mut world = World::new();
     (0..N_PES).for_each(|pe| world.take(Step::Hello(pe)));
     for _ in 0..MAX_OPEN_ROUNDS {

@@ -144,8 +144,8 @@ pub(crate) struct State {
 }
 
 impl State {
-    /// Creates the state of a PE. `world` is the team of all PEs, and `memory` has the parts that
-    /// collectives need.
+    /// Creates the state of a PE. `world` is the team of all PEs. `memory` has the staging memory,
+    /// the routes and the other resources that collectives need.
     pub(crate) fn new(gpu: Gpu, caps: Caps, bases: Box<[u64]>, world: TeamOf, memory: Memory, kernels: Kernels) -> Self {
         let hosts = gpu.0.hosts.clone();
         let (rendezvous, context) = (Arc::clone(gpu.rendezvous()), Arc::clone(gpu.context()));

@@ -164,7 +164,8 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether PEs record operations of this kind, so that they can compare the records.
+/// Returns whether PEs record operations of this kind. PEs compare these records to find out
+/// whether they made different calls.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }

@@ -18,7 +18,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether PEs record operations of this kind, so that they can compare the records.
+    /// Whether PEs record operations of this kind. PEs compare these records to find out whether
+    /// they made different calls.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,

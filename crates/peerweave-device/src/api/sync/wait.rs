@@ -154,7 +154,8 @@ macro_rules! several {
             #[doc = concat!("Waits until at least one element that is not excluded satisfies `compare` with ", $plural, ".")]
             /// Writes the indices of all elements that satisfy the comparison to `indices`, in
             /// ascending order, and returns the number of these indices. Indices that do not fit
-            /// are counted but not written. Returns 0 immediately if all elements are excluded.
+            /// are counted but not written. Ignores elements for which `exclude` returns `true`.
+            /// Returns 0 immediately if all elements are ignored.
             ///
             /// # Ordering
             /// Acquire, for each element that satisfies the comparison.

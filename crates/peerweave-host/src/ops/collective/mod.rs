@@ -129,8 +129,8 @@ impl<'a> CollectiveTask<'a> {
         Ok(())
     }
 
-    /// Ends the collective as failed. The collective does not run. `because` is the earlier failure
-    /// that is the reason.
+    /// Ends the collective as failed, without running the collective. `because` is the failure of
+    /// an earlier operation, for example in the same stream.
     pub(crate) fn skip(&mut self, shared: &Shared, because: &Error) {
         let step = Step { peers: &shared.peers, team: &self.team, call: "skip", epoch: self.turn.epoch };
         if step.team.may_run(step.epoch) || wait_for_turn(shared, &step, Limit::Deadline(shared.peers.deadline)).is_ok() {

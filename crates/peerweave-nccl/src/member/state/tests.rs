@@ -169,7 +169,7 @@ fn drain_waits_past_its_limit_for_a_thread_not_blocked_in_nccl() {
 }
 
 #[test]
-fn gate_drain_fails_while_a_sharing_thread_is_blocked_in_nccl() {
+fn drain_of_a_gate_times_out_while_a_reader_is_blocked_in_nccl() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
