@@ -51,7 +51,7 @@ fn kernel_context_has_no_multicast_address_by_default() {
 }
 
 #[test]
-fn setup_that_requests_disabled_multicast_fails() {
+fn requested_multicast_fails_if_multicast_is_disabled() {
     fakes().env("PEERWEAVE_MULTICAST", "off").run(|| {
         common::pes_that_may_fail(2, options().multicast(true), |gpu| {
             let error = gpu.expect_err("the set-up fails, because multicast is disabled");

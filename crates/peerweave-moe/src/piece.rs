@@ -6,7 +6,7 @@
 
 use peerweave_device::gpu::Vector;
 
-/// Size of a line in bytes.
+/// Size in bytes of a line, the unit in which kernels move tokens and results.
 const LINE: u64 = size_of::<Vector>() as u64;
 
 #[inline(always)]

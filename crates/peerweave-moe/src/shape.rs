@@ -4,7 +4,7 @@ use crate::dispatch;
 use crate::layout::{MAX_LOCAL_EXPERTS, MAX_RANKS, MAX_TOP_K};
 use peerweave_core::{Error, Misuse, MisuseKind};
 
-/// Size of a line in bytes.
+/// Size in bytes of a line, the unit in which kernels move tokens and results.
 pub(crate) const LINE: usize = 16;
 
 /// The sizes of an exchange, which must be the same on all ranks.

@@ -18,10 +18,10 @@ pub(crate) trait Class {
     #[cfg(not(target_arch = "nvptx64"))]
     type Bits: Copy;
 
-    /// Converts the elements of a line to `f32`. Values after the last element are 0.
+    /// Converts the elements of a 16-byte line to `f32`. Values after the last element are 0.
     fn unpack(line: Vector) -> [f32; MOST];
-    /// Converts `f32` values to the elements of a line. Each value is rounded to nearest, ties to
-    /// even.
+    /// Converts `f32` values to elements, and packs the elements into a 16-byte line. Each value is
+    /// rounded to nearest, ties to even.
     fn pack(values: [f32; MOST]) -> Vector;
 
     /// Converts an element to `f32`.

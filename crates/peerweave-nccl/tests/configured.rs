@@ -278,7 +278,7 @@ fn calls_in_a_group_may_have_different_configurations() {
 }
 
 #[test]
-fn call_with_an_invalid_configuration_is_not_recorded() {
+fn group_does_not_record_a_call_with_an_invalid_config() {
     fakes_of(1, "2.30.7").run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);

@@ -181,7 +181,7 @@ fn error_from_an_integer_code_contains_the_nccl_error_string() {
 }
 
 #[test]
-fn old_nccl_supports_neither_parameters_nor_encryption() {
+fn params_and_encryption_are_unsupported_before_2_30() {
     library_of("2.29.7").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         assert!(matches!(nccl.params(), Err(NcclError::Unsupported(error)) if error.since == Some(Version::new(2, 30, 3))));

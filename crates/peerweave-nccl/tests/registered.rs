@@ -96,7 +96,7 @@ fn deregister_local_keeps_the_memory_of_a_window() {
 }
 
 #[test]
-fn gin_only_and_cft_counted_window_flags_need_nccl_2_32() {
+fn flags_gin_only_and_cft_counted_are_unsupported_before_2_32() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");

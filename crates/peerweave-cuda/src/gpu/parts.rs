@@ -89,7 +89,7 @@ impl<'a> Parts<'a> {
 
     /// Returns one flag for each element of `pieces`. `entries` contains the indices of some
     /// kernels in `pieces`. A flag is true if these kernels need the piece, directly or through
-    /// other pieces. A flag is also true if its piece applies to the whole text.
+    /// other pieces. A flag is also true if its piece is a line that applies to all of the PTX.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();

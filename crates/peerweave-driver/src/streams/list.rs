@@ -144,8 +144,8 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list inside the list `outer`. The memory of the new list is a part of the
-    /// memory of `outer`. Streams that are recorded in the new list are also recorded in `outer`.
+    /// Creates an empty list for a part of the memory whose streams `outer` records. Streams that
+    /// are recorded in the new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         Self { outer: Some(Arc::clone(outer)), ..Self::default() }
     }

@@ -1,4 +1,5 @@
-//! Keeps unused resources for later operations: streams, pinned memory and lists.
+//! Keeps unused resources for later operations: streams, pinned memory, and empty lists of messages
+//! and results.
 
 use std::sync::Arc;
 
