@@ -423,7 +423,9 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
         .map_err(|missing| unusable(missing.name))?;
     match (major.try_into(), minor.try_into(), patch.try_into()) {
         (Ok(major), Ok(minor), Ok(patch)) => Ok(Version::new(major, minor, patch)),
-        _ => Err(unusable("a version number with parts from 0 to 255")),
+        _ => Err(unusable(
+            "the crate peerweave-nvshmem (the version is unknown, because nvshmemx_vendor_get_version_info returned an invalid number)",
+        )),
     }
 }
 
