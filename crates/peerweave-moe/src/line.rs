@@ -247,7 +247,8 @@ impl Operand {
         }
     }
 
-    /// Reads consecutive lines. Reads nothing after the end of the operand.
+    /// Reads consecutive 16-byte lines of the operand, starting with line `first`. Reads nothing
+    /// after the end of the operand.
     #[inline(always)]
     fn read_piece(self, first: u64, into: &mut [Vector]) {
         let count = self.lines.saturating_sub(first).min(into.len() as u64) as usize;

@@ -313,7 +313,10 @@ fn launch_event_of_another_context_is_refused() {
         let beside = context_beside(comm.context());
         let what = "all_reduce_in_place: the launch completion event";
         for (event, why) in [
-            (event(&beside), ": the context is not the communicator's context; use the primary context of the device for both"),
+            (
+                event(&beside),
+                ": its context is not the communicator's context; create both with the primary context of the device",
+            ),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {
             let config = CollConfig::new().launch_completion_event(event);

@@ -216,7 +216,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream is created");
-        let why = "the stream: the context is not the communicator's context; use the primary context of the device for both";
+        let why = "the stream: its context is not the communicator's context; create both with the primary context of the device";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));

@@ -137,7 +137,7 @@ fn drop_elsewhere<T: Send>(kept: T) -> bool {
 }
 
 #[test]
-fn memory_stays_mapped_after_use_on_a_per_thread_stream() {
+fn memory_used_on_a_per_thread_stream_is_never_unmapped() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let (mapping, view) = mapped(&context);

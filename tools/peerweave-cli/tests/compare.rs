@@ -228,7 +228,7 @@ fn tune_writes_a_table_that_bench_uses() {
     assert!(written.contains("own all_reduce 1 8K one_shot 4x128\n") && written.contains("own all_reduce 3-4 8K"), "{written}");
     assert!(written.starts_with("peerweave-routes 1\n# Written by `peerweave tune`"), "{written}");
     assert!(
-        written.contains("# Rows of 2 PEs: ") && written.contains("bfloat16, eager calls, medians of 2 batches"),
+        written.contains("# Rows for 2 PEs, measured on ") && written.contains("bfloat16, eager calls, medians of 2 batches"),
         "{written}"
     );
     assert!(!written.contains("nccl reduce 2 48M"), "the row of the built-in table was measured again: {written}");

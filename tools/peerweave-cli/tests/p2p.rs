@@ -37,7 +37,7 @@ fn single_gpu_is_refused() {
 }
 
 #[test]
-fn p2p_output_contains_results_and_missing_measurements() {
+fn p2p_output_names_measurements_that_are_missing() {
     let place = tempfile::tempdir().expect("a temporary directory is created");
     let (json, plot) = (place.path().join("p2p.json"), place.path().join("p2p.svg"));
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3");

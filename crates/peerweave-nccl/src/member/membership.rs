@@ -534,7 +534,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "the context is not the communicator's context; use the primary context of the device for both",
+                why: "its context is not the communicator's context; create both with the primary context of the device",
             },
             false => MisuseKind::Device { what, found, expected },
         };

@@ -123,7 +123,7 @@ fn text(args: &TuneArgs, table: &RouteTable, n_pes: usize, device: &str, timings
     let table = table.to_string();
     let (head, rest) = table.split_once('\n').unwrap_or((&table, ""));
     let mut text = format!("{head}\n# Written by `peerweave tune` {}, {} UTC.\n", env!("CARGO_PKG_VERSION"), now());
-    text += &format!("# Rows of {n_pes} PEs: {device}, bfloat16, {calls}, medians of {} batches.\n", args.batches);
+    text += &format!("# Rows for {n_pes} PEs, measured on {device}: bfloat16, {calls}, medians of {} batches.\n", args.batches);
     if matches!(cuda::device_count(), Ok(Some(count)) if count < n_pes) {
         text += "# The PEs shared a GPU: the figures are for tests only.\n";
     }
