@@ -84,8 +84,11 @@ pub(crate) fn messages(file: &File) -> Vec<Block> {
 pub(crate) fn messages_in_code(file: &File) -> Vec<Block> {
     let Some(source) = shipped_source(file) else { return Vec::new() };
     let mut found = Vec::new();
+    // The start of the statement, and the end of the literal before.
+    let (mut statement, mut end) = (0, 0);
     for (at, text) in literals(source) {
-        let statement = source[..at].rfind([';', '{', '}']).map_or(0, |end| end + 1);
+        statement = source[end..at].rfind([';', '{', '}']).map_or(statement, |found| end + found + 1);
+        end = at + 1 + text.len();
         let before = &source[statement..at];
         let is_message = !["asm!(", "reason =", "doc =", "concat!("].iter().any(|other| before.contains(other));
         if is_message && has_several_words(&without_placeholders(text)) {
@@ -272,7 +275,7 @@ mod tests {
     #[test]
     fn extracted_message_includes_its_line_of_code() {
         let text = concat!(
-            "fn f() {\n    g(\"{x} is too late\", x);\n    h(\n        \"{x} is too early\",\n    );\n    asm!(\n        \"add.u32 {a}, {b}, {c};\",\n    );\n}\n",
+            "fn f() {\n    g(\"{x} is too late\", x);\n    h(\n        \"{x} is too early\",\n    );\n    asm!(\n        \"add.u32 {a}, {b}, {c};\",\n        \"ld.u32 {c}, [{a}];\",\n    );\n}\n",
             "#[expect(lint, reason = \"not a message\")]\nfn h() {}\n",
             "#[doc = concat!(\"Part of a \", \"doc comment.\")]\nfn i() {}\n",
         );

@@ -80,13 +80,14 @@ impl Run<'_> {
         if bytes_of_all >= tuning::STREAMING_FOOTPRINT { Stores::Streaming } else { Stores::Cached }
     }
 
-    /// Like [`Self::stores`], for a reduction of `inputs` to `outputs`. If an output is also an
-    /// input, its cache lines are already in the caches when the reduction writes them. The stores
-    /// then use the caches, because a store that bypasses the caches would first have to remove
-    /// these lines.
-    fn reduction_stores(&self, inputs: &[Input], outputs: &[*mut u8], bytes_of_all: usize) -> Stores {
-        let in_place = outputs.iter().any(|output| inputs.iter().any(|input| std::ptr::eq(input.at, *output)));
-        if in_place { Stores::Cached } else { self.stores(bytes_of_all) }
+    /// Like [`Self::stores`], for a reduction. `in_place` returns whether an input is also an
+    /// output. The caches then contain the lines of this output when they are written. A store that
+    /// bypasses the caches would have to remove these lines first.
+    fn reduction_stores(&self, bytes_of_all: usize, in_place: impl FnOnce() -> bool) -> Stores {
+        match self.stores(bytes_of_all) {
+            Stores::Streaming if in_place() => Stores::Cached,
+            stores => stores,
+        }
     }
 
     /// Returns all ranks except this rank. The first item is the next rank after this rank, so each
@@ -122,7 +123,8 @@ impl Run<'_> {
             _ => buffers.recv.iter().map(|&recv| at(recv)).collect(),
         };
         let bytes_of_all = self.op.count * size * (self.n + self.n.min(outputs.len() * self.n));
-        let stores = self.reduction_stores(&inputs, &outputs, bytes_of_all);
+        let in_place = || std::iter::zip(&buffers.send, &buffers.recv).any(|(&send, &recv)| std::ptr::eq(send, recv));
+        let stores = self.reduction_stores(bytes_of_all, in_place);
         self.reduce(&inputs, &outputs, share.len(), stores);
     }
 
@@ -147,7 +149,8 @@ impl Run<'_> {
             .collect();
         let outputs = [buffers.recv[self.me]];
         let bytes_of_all = self.op.count * self.element_bytes() * self.n * (self.n + 1);
-        self.reduce(&inputs, &outputs, self.op.count, self.reduction_stores(&inputs, &outputs, bytes_of_all));
+        let in_place = || std::ptr::eq(inputs[self.me].at, outputs[0]);
+        self.reduce(&inputs, &outputs, self.op.count, self.reduction_stores(bytes_of_all, in_place));
     }
 
     /// Runs a broadcast. The ranks divide the work: the root writes the first elements into the

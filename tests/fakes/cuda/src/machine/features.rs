@@ -13,7 +13,7 @@ pub(crate) fn version() -> i32 {
 pub(crate) fn capability() -> (c_int, c_int) {
     let text = VARIABLES.get(variable::CAPABILITY).unwrap_or_else(|| "9.0".to_owned());
     let numbers = text.split_once('.').and_then(|(major, minor)| Some((major.parse().ok()?, minor.parse().ok()?)));
-    numbers.unwrap_or_else(|| panic!("{}={text:?}: expected major.minor", variable::CAPABILITY))
+    numbers.unwrap_or_else(|| VARIABLES.bad(variable::CAPABILITY, &text))
 }
 
 /// Returns whether the devices have memory pools and, therefore, stream-ordered allocation.
