@@ -106,8 +106,8 @@ pub enum MisuseKind {
     /// Options exclude each other, or an option requires an option that is not set.
     #[error("{what}: {why}")]
     Combination {
-        /// What the error is about: the name of an option or argument, or of the type that contains
-        /// the options.
+        /// Name of the wrong option or argument. If several options of one type conflict, the name
+        /// of this type.
         what: &'static str,
         /// The reason why the options cannot be combined.
         why: &'static str,
