@@ -252,7 +252,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn embedded_digits_match_the_numbers_in_the_readme() {
+    fn embedded_digits_have_the_image_counts_of_the_readme() {
         let digits = Digits::embedded().unwrap();
         assert_eq!(digits.len(), 1797);
         let mut images = [0; CLASSES];

@@ -12,7 +12,7 @@ fn main() -> ExitCode {
         named![movement, reductions, functions, refusals],
         named![
             every_operation_moves_composite_types,
-            reductions_of_composite_types_match_their_components,
+            reduction_of_a_composite_type_reduces_each_component,
             reduction_functions_and_strides_accept_composite_types,
             wrong_use_of_composite_types_is_refused,
         ],
@@ -54,7 +54,7 @@ fn reductions(seat: &Seat) {
     check_teams(seat, |world, team| elements::reduce(world, team, &[1, 33, 4000]));
 }
 
-fn reductions_of_composite_types_match_their_components() {
+fn reduction_of_a_composite_type_reduces_each_component() {
     for n in [1, 2, 3] {
         Job::new("reductions", n).on_threads();
     }

@@ -56,12 +56,12 @@ fn collectives_move_composite_types() {
 }
 
 #[test]
-fn reductions_of_composite_types_match_their_components() {
+fn reduction_of_a_composite_type_reduces_each_component() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::reduce(world, team, &[1, 33, 700])));
 }
 
 #[test]
-fn composite_types_work_in_reduce_functions_and_strided_calls() {
+fn reduction_functions_and_strided_calls_accept_composite_types() {
     Fakes::new().cuda().run(|| check_teams(|world, team| elements::combine_and_stride(world, team, &[1, 5, 700])));
 }
 

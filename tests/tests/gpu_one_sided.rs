@@ -38,7 +38,7 @@ fn puts_and_gets_are_correct_for_all_types_and_sizes() {
 }
 
 #[test]
-fn views_refer_to_the_same_bytes_on_every_rank() {
+fn views_of_symmetric_memory_name_the_same_bytes_on_all_ranks() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 2, 3] {
             check(n_pes, |world| views::name_the_same_bytes(world, world.team()));

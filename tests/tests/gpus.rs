@@ -170,7 +170,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn reduction_functions_and_strided_calls_work_across_hosts() {
+fn reduction_functions_and_strided_calls_are_exact_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");

@@ -317,7 +317,7 @@ mod tests {
     }
 
     #[test]
-    fn agree_among_some_pes_does_not_wait_for_other_pes() {
+    fn agreement_among_some_pes_does_not_wait_for_other_pes() {
         let all = pes(3, |rendezvous| {
             let (some, key) = ([Pe::new(2), Pe::new(0)], "meeting");
             let blobs = (rendezvous.pe() != Pe::new(1)).then(|| {
@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn give_up_reports_the_reason_to_other_members() {
+    fn reason_for_giving_up_reaches_the_other_members() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {

@@ -144,7 +144,7 @@ pub enum BootstrapError {
         call: &'static str,
         /// ID of the process that joined.
         joined_by: u32,
-        /// ID of the process that called.
+        /// ID of the forked process that made this call.
         called_by: u32,
     },
 

@@ -50,6 +50,7 @@ pub mod agree;
 mod descriptors;
 mod error;
 mod exit;
+pub mod first_fit;
 mod job;
 mod limits;
 #[cfg(target_os = "linux")]

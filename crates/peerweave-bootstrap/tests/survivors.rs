@@ -121,7 +121,7 @@ fn decision_of_a_leader_that_has_died_stays_valid() {
 }
 
 #[test]
-fn pe_that_does_not_call_agree_is_named_and_may_call_later() {
+fn failed_agreement_names_the_absent_pe_and_can_be_repeated() {
     let old = Old::new(4, &[1]);
     let late = old.pes(&[0, 2], |survivors| agree(survivors, soon(3000 + 200 * u64::from(survivors.me().get()))));
     for outcome in late {
@@ -159,7 +159,7 @@ fn stopped_leader_is_named_by_each_pe_that_times_out() {
 }
 
 #[test]
-fn repeated_calls_of_agree_name_the_stopped_leader() {
+fn errors_of_repeated_agreements_name_the_stopped_leader() {
     let old = Old::new(3, &[]);
     let over = AtomicBool::new(false);
     let stop = || {
@@ -203,7 +203,7 @@ fn pe_that_is_not_in_the_new_job_gets_an_error() {
 }
 
 #[test]
-fn error_of_a_function_passed_to_agree_ends_the_agreement() {
+fn error_from_a_callback_ends_the_agreement() {
     let old = Old::new(2, &[0]);
     old.pe(1, |survivors| {
         let failed = survivors.agree(soon(20_000), || Ok(()), |_, _| Err("no memory"));

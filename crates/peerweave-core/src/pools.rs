@@ -72,7 +72,8 @@ impl<T: Default> Pool<T> {
 /// (symmetric, private or device), the start, the end, and whether the operation writes the range.
 pub(crate) type Range = (u8, u64, u64, bool);
 
-/// The pools of a world.
+/// Pools from which the operations of one world take parameters and lists, so that repeated calls
+/// allocate no memory.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
     /// The counts of collectives whose parts have different lengths.

@@ -137,7 +137,7 @@ fn stream_keeps_device_memory_alive_until_completion() {
 }
 
 #[test]
-fn group_of_operations_notifies_the_owner_of_device_memory() {
+fn group_that_uses_device_memory_notifies_the_memory_owner() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0, 5.0]), world.alloc_zeroed::<f32>(2).unwrap());
     noop.hold_streams(true);

@@ -140,7 +140,7 @@ fn all_to_all_v_counts_reach_the_backend_without_a_copy() {
 }
 
 #[test]
-fn parts_of_v_collectives_are_converted_to_vector_counts() {
+fn v_collectives_reach_the_backend_with_counts_and_offsets() {
     let s = Scene::new();
     let two = s.y.slice(..2).unwrap();
     let parts = Arc::new(Parts::new([1, 2, 3], [5, 3, 0]));
@@ -377,7 +377,7 @@ fn rank_is_translated_between_teams() {
 }
 
 #[test]
-fn only_the_first_call_of_local_team_creates_the_team() {
+fn local_team_is_created_once_and_then_reused() {
     let s = Scene::new();
     assert_eq!(s.world.local_team().unwrap().size(), 4);
     assert_eq!(s.world.local_index(), 1);

@@ -93,7 +93,7 @@ fn lock_timeout_names_this_pe_if_this_pe_holds_the_lock() {
 }
 
 #[test]
-fn take_over_waits_while_the_lock_holder_is_alive() {
+fn takeover_of_a_lock_times_out_while_the_holder_is_alive() {
     let (_, _world, lock) = scene();
     let guard = lock.lock().unwrap();
     assert_held(lock.take_over(), "take_over");
@@ -104,7 +104,7 @@ fn take_over_waits_while_the_lock_holder_is_alive() {
 }
 
 #[test]
-fn lock_within_accepts_a_time_limit_of_any_length() {
+fn timed_lock_call_accepts_a_time_limit_of_any_length() {
     let (_, _world, lock) = scene();
     for limit in [Duration::ZERO, Duration::from_nanos(1), Duration::MAX] {
         drop(lock.lock_within(limit).unwrap());
@@ -135,7 +135,7 @@ fn locks_of_two_worlds_are_independent() {
 }
 
 #[test]
-fn out_of_memory_error_of_alloc_lock_names_alloc_lock() {
+fn out_of_memory_error_of_a_lock_allocation_names_the_call() {
     let world = World::new(Noop::with_heap(0, 1, 8192)).unwrap();
     let _x = world.alloc::<u8>(8100).unwrap();
     let error = world.alloc_lock().unwrap_err();

@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn one_synchronize_and_all_later_tickets_return_the_failure() {
+fn failure_reaches_all_later_tickets_but_only_one_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();

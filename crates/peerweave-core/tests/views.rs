@@ -11,7 +11,7 @@ fn world() -> World {
 }
 
 #[test]
-fn handle_from_symmetric_at_accesses_the_requested_elements() {
+fn handle_made_from_an_offset_accesses_the_requested_elements() {
     let world = world();
     let x = world.alloc_zeroed::<u32>(8).unwrap();
     x.copy_from(&[0, 1, 2, 3, 4, 5, 6, 7]).unwrap();
@@ -25,7 +25,7 @@ fn handle_from_symmetric_at_accesses_the_requested_elements() {
 }
 
 #[test]
-fn symmetric_at_refuses_ranges_outside_of_live_allocations() {
+fn handle_for_a_range_outside_live_allocations_is_refused() {
     let world = world();
     let (x, y) = (world.alloc::<u64>(8).unwrap(), world.alloc::<u64>(8).unwrap());
     let refused = |at: SymOffset, len: usize, why: &str| {
@@ -55,7 +55,7 @@ fn symmetric_at_refuses_ranges_outside_of_live_allocations() {
 }
 
 #[test]
-fn handle_from_symmetric_at_can_release_a_leaked_buffer() {
+fn handle_made_from_an_offset_can_release_a_leaked_buffer() {
     let world = world();
     let x = world.alloc_zeroed::<i32>(5).unwrap();
     x.store(4, 9).unwrap();
@@ -69,7 +69,7 @@ fn handle_from_symmetric_at_can_release_a_leaked_buffer() {
 }
 
 #[test]
-fn leak_report_says_if_a_handle_from_symmetric_at_is_alive() {
+fn leak_report_says_if_a_handle_made_from_an_offset_is_alive() {
     for alive in [false, true] {
         let world = world();
         let at = world.alloc::<u8>(5).unwrap().offset();

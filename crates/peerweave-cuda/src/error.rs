@@ -53,7 +53,7 @@ pub enum CudaError {
     Failed {
         /// The call that failed.
         call: &'static str,
-        /// Description of the first failure.
+        /// Description of the earlier failure on this PE's GPU. `Gpu::recover` clears this failure.
         failure: String,
     },
     /// An argument of a call is invalid. This is a bug in the caller.
@@ -75,7 +75,7 @@ pub enum CudaError {
         call: &'static str,
         /// The first PE on which the call failed.
         pe: Pe,
-        /// The error message of that PE.
+        /// The error message of PE `pe`.
         message: String,
     },
     /// The kernel's crate has no PTX for the device.

@@ -160,7 +160,7 @@ fn atomic_operations_change_elements_of_other_gpus() {
 }
 
 #[test]
-fn wait_for_words_returns_the_indices_of_satisfied_words() {
+fn waits_and_tests_return_the_indices_of_matching_words() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));

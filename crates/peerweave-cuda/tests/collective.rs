@@ -193,7 +193,7 @@ fn all_reduce_works_after_recovery_from_a_missing_pe_error() {
 }
 
 #[test]
-fn collectives_with_parts_deliver_parts_in_rank_order() {
+fn all_gather_all_to_all_and_reduce_scatter_follow_rank_order() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");
@@ -404,7 +404,7 @@ fn messages_of_a_subset_of_ranks_arrive_in_order() {
 }
 
 #[test]
-fn collectives_with_parts_longer_than_a_bank_are_correct() {
+fn collectives_larger_than_a_staging_bank_are_correct() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

@@ -42,7 +42,7 @@ fn kernel_is_loaded_without_other_kernels_of_the_crate() {
 }
 
 #[test]
-fn launch_after_load_crate_loads_no_module() {
+fn launch_after_loading_a_crate_loads_no_further_module() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             gpu.load_crate(ring::KERNEL.ptx()).expect("all kernels are registered");

@@ -30,7 +30,7 @@ fn works(team: &Team, members: &[Pe]) {
 }
 
 #[test]
-fn new_team_has_the_rank_order_of_the_list_passed_to_team_of() {
+fn team_from_a_list_of_pes_has_the_rank_order_of_the_list() {
     Fakes::new().cuda().run(|| {
         worlds(4, options(), |world| {
             let lists = [list([3, 1]), list([0, 1, 2]), list([2]), list([1, 3]), list([3, 2, 1, 0])];
@@ -50,7 +50,7 @@ fn new_team_has_the_rank_order_of_the_list_passed_to_team_of() {
 }
 
 #[test]
-fn team_of_fails_on_all_members_if_one_has_too_many_teams() {
+fn team_creation_fails_on_all_members_if_one_has_too_many_teams() {
     Fakes::new().cuda().run(|| {
         // The number of teams is small, because the fake driver takes long to create a team.
         worlds(3, options().teams(4), |world| {
@@ -83,7 +83,7 @@ fn mismatch(world: &World, members: &[Pe]) -> (u32, String) {
 }
 
 #[test]
-fn if_pes_pass_different_lists_then_team_of_fails_on_all_pes() {
+fn team_creation_from_different_lists_fails_on_all_pes() {
     Fakes::new().cuda().run(|| {
         worlds(3, options(), |world| {
             let all = list(0..3);
@@ -113,7 +113,7 @@ fn if_pes_pass_different_lists_then_team_of_fails_on_all_pes() {
 }
 
 #[test]
-fn team_of_retried_after_a_timeout_of_a_late_pe_succeeds() {
+fn team_creation_that_timed_out_succeeds_when_retried() {
     Fakes::new().cuda().run(|| {
         let failed = AtomicUsize::new(0);
         worlds(3, options().deadline(Duration::from_secs(5)), |world| {

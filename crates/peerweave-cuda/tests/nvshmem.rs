@@ -67,8 +67,8 @@ fn freed_memory_of_nvshmems_heap_is_reused_and_zeroed() {
             assert_eq!((found[4], found[5], found[6], found[7]), (round + 4, 77, 78, round + 7));
             let error = gpu.alloc::<u64>(words).expect_err("the call fails, because the heap has no room for two allocations");
             assert!(
-                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most the ")
-                    && error.to_string().ends_with(" free bytes of the heap"),
+                error.to_string().starts_with("Gpu::alloc: the length is 786432 bytes, expected at most ")
+                    && error.to_string().ends_with(" bytes, the largest free range of the heap"),
                 "{error}"
             );
             gpu.free(memory).expect("the memory is freed");
@@ -77,7 +77,7 @@ fn freed_memory_of_nvshmems_heap_is_reused_and_zeroed() {
 }
 
 #[test]
-fn free_in_nvshmems_heap_waits_for_kernels_that_use_the_memory() {
+fn freeing_nvshmem_memory_waits_for_kernels_that_use_the_memory() {
     fakes().run_many(1, |child| {
         let gpu = gpu(&child);
         let (signal, memory) =
@@ -130,7 +130,7 @@ fn nvshmem_heap_memory_used_by_a_graph_is_not_freed() {
 }
 
 #[test]
-fn gpu_free_fails_on_all_pes_if_their_allocations_differ() {
+fn freeing_a_different_allocation_on_each_pe_fails_on_all_pes() {
     fakes().run_many(2, |child| {
         let gpu = gpu(&child);
         let first = gpu.alloc::<u32>(100).expect("the memory is allocated");
@@ -144,7 +144,7 @@ fn gpu_free_fails_on_all_pes_if_their_allocations_differ() {
 }
 
 #[test]
-fn teams_in_nvshmems_heap_can_be_split_and_destroyed() {
+fn teams_can_be_split_and_destroyed_with_an_nvshmem_heap() {
     fakes().run_many(3, |child| {
         let gpu = gpu(&child);
         let me = gpu.pe().get();

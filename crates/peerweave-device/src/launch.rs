@@ -100,7 +100,7 @@ pub struct PtxVariant {
 /// The error that [`PtxImage::select`] returns if no variant satisfies the request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct NoVariant {
-    /// The requested architecture.
+    /// The requested architecture: 90 means `sm_90`.
     pub sm: u32,
     /// Whether a variant that calls NVSHMEM's device library was requested.
     pub network: bool,
@@ -140,7 +140,7 @@ mod tests {
     use std::string::ToString;
 
     #[test]
-    fn select_error_says_what_to_install_if_there_is_no_ptx() {
+    fn error_for_missing_ptx_says_what_to_install() {
         static NONE: PtxImage = PtxImage { variants: &[], problem: "install a compiler" };
         let error = NONE.select(90, true).unwrap_err();
         assert_eq!(error.to_string(), "the kernels have no PTX for sm_90 with NVSHMEM's device library: install a compiler");

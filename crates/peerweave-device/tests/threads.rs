@@ -246,7 +246,7 @@ fn mailbox_slot_is_free_after_the_receiver_answers() {
 }
 
 #[test]
-fn is_withdrawn_is_true_after_the_sender_withdraws() {
+fn receiver_detects_that_the_sender_withdrew_the_message() {
     let words = words(SLOT, 0);
     let slot = slot(&words, 1);
     slot.publish(1, &message(1));

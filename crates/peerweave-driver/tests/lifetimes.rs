@@ -142,7 +142,7 @@ fn allocation_and_copies_succeed_during_a_global_capture() {
 }
 
 #[test]
-fn zeroed_and_from_slice_are_refused_during_a_capture() {
+fn initialised_memory_cannot_be_created_on_a_captured_stream() {
     Fakes::new().cuda().run(|| {
         let (_, stream) = device();
         stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED).expect("the capture begins");
@@ -210,7 +210,7 @@ fn error_recorded_by_other_code_stays_in_the_context() {
 }
 
 #[test]
-fn default_stream_of_a_context_works_on_any_thread() {
+fn default_stream_is_usable_whichever_context_is_current() {
     Fakes::new().cuda().run(|| {
         let (zero, one) = (context(0).expect("the device exists"), context(1).expect("device 1 exists"));
         let stream = zero.default_stream();
@@ -306,7 +306,7 @@ fn default_stream_slice_is_freed_after_writes_on_other_streams() {
 }
 
 #[test]
-fn own_stream_does_not_wait_for_a_write_on_another_stream() {
+fn stream_of_a_slice_does_not_wait_for_writes_on_other_streams() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");

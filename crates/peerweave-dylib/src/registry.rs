@@ -33,7 +33,7 @@ impl<A> Loaded<A> {
     }
 }
 
-/// The loaded libraries of one product.
+/// The libraries of one product, such as NCCL, that this process has loaded.
 #[derive(Debug)]
 pub struct Registry<A: 'static> {
     /// The text with which the file names of the product's libraries begin, such as `libnccl.so`.

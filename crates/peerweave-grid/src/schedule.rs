@@ -53,7 +53,8 @@ pub(crate) struct Schedule {
     random: Random,
     seed: u64,
     preference: Preference,
-    /// Average number of steps between two preemptions.
+    /// Average number of steps between two preemptions. A step is, for example, one memory access
+    /// or one fence.
     quantum: usize,
     ready: VecDeque<u32>,
     /// Threads that wait for a change of memory. They run if no other thread can run, and also

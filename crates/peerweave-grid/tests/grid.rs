@@ -63,7 +63,7 @@ fn barrier_orders_accesses_under_any_seed() {
 }
 
 #[test]
-fn sync_threads_or_returns_true_if_one_thread_passes_true() {
+fn logical_or_over_a_block_is_true_if_one_thread_passes_true() {
     explore(SEEDS, |seed| {
         go(seed, 2, 70, &|| {
             let me = gpu::thread_idx().x;

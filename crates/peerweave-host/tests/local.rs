@@ -90,7 +90,7 @@ fn capabilities_describe_the_arithmetic_of_each_reduction() {
 }
 
 #[test]
-fn team_failure_returns_the_timeout_error_of_its_barrier() {
+fn team_reports_the_timeout_error_of_an_earlier_barrier() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_millis(100);
     let has_failed = std::sync::Barrier::new(2);

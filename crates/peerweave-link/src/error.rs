@@ -45,7 +45,8 @@ pub enum LinkError {
     /// A component has a version or an architecture that is not compatible with another component.
     #[error("{what} is {found}, expected {expected}")]
     VersionMismatch {
-        /// Name of the component.
+        /// Name of the incompatible component, often with its path. The component is, for example,
+        /// NVRTC, nvJitLink, a cubin, or NVSHMEM's device library.
         what: String,
         /// Version or architecture of the component.
         found: String,
@@ -93,7 +94,8 @@ pub enum LinkError {
     Stuck {
         /// Name and path of the library.
         what: String,
-        /// The time limit.
+        /// Time limit of the link. The error contains the limit even if the thread could not be
+        /// started and the call did not wait.
         waited: std::time::Duration,
     },
     /// A file or directory could not be read.

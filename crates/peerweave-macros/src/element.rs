@@ -169,7 +169,7 @@ mod tests {
     }
 
     #[test]
-    fn element_derive_implements_trait_number_only_with_reduce() {
+    fn number_trait_is_derived_only_with_the_reduce_attribute() {
         let plain = expand(quote!(
             #[repr(C)]
             struct A {

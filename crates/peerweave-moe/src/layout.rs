@@ -16,7 +16,8 @@ pub const MAX_LOCAL_EXPERTS: usize = 512;
 /// The value that stands for no expert, no rank or no row.
 pub const NOTHING: u32 = u32::MAX;
 
-/// The sizes of an exchange between ranks.
+/// Parameters of an exchange of tokens between ranks: the numbers of ranks, experts and tokens, and
+/// sizes in 16-byte lines.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, KernelArg)]
 pub struct Layout {
@@ -73,7 +74,8 @@ pub struct Exchange {
     pub counter: SymSlice<u64>,
     /// The content of a line of [`Self::inbox`] or [`Self::returns`] whose data has not arrived.
     pub sentinel: u128,
-    /// The sizes of the exchange.
+    /// Number of ranks, experts and tokens in the exchange. Also contains the sizes of a token and
+    /// of its result, in 16-byte lines.
     pub layout: Layout,
 }
 

@@ -9,7 +9,7 @@ use crate::line::{BATCH, Batch};
 use core::marker::PhantomData;
 use peerweave_device::gpu::{self, Vector};
 
-/// Maximum number of elements of a line.
+/// Maximum number of elements in a 16-byte line.
 const MOST: usize = 8;
 
 /// An element type of the results of experts, with its conversions to and from `f32`.

@@ -78,7 +78,7 @@ fn init_rank_scalable_accepts_several_ids() {
 }
 
 #[test]
-fn init_ranks_joins_several_ranks_of_one_thread() {
+fn several_ranks_of_one_thread_join_one_communicator() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(4));

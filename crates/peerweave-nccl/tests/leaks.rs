@@ -66,7 +66,7 @@ fn exit_without_leaks_reports_nothing() {
 }
 
 #[test]
-fn communicator_dropped_during_exit_is_not_ended() {
+fn communicator_dropped_during_exit_makes_no_nccl_call() {
     extern "C" fn last() {
         std::thread::sleep(std::time::Duration::from_millis(600));
     }
@@ -82,7 +82,7 @@ fn communicator_dropped_during_exit_is_not_ended() {
         });
         std::process::exit(0);
     }
-    let output = fakes(1).run_child("communicator_dropped_during_exit_is_not_ended");
+    let output = fakes(1).run_child("communicator_dropped_during_exit_makes_no_nccl_call");
     assert!(output.status.success(), "{output}");
 }
 

@@ -139,7 +139,7 @@ fn params_method_returns_names_and_values() {
 }
 
 #[test]
-fn param_as_refuses_integers_of_another_type() {
+fn parameter_read_as_another_integer_type_is_refused() {
     Fakes::new().nccl().env("NCCL_FAKE_I16", "-300").env("NCCL_FAKE_U64", "18446744073709551615").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         assert_eq!(nccl.param_as::<i16>("NCCL_FAKE_I16").expect("the parameter has this type"), Some(-300));
@@ -196,7 +196,7 @@ fn params_and_encryption_are_unsupported_before_2_30() {
 }
 
 #[test]
-fn method_others_of_a_second_library_returns_the_first() {
+fn second_loaded_library_lists_the_path_of_the_first_library() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());

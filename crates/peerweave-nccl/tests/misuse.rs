@@ -150,7 +150,7 @@ fn overlapping_buffers_are_misuse() {
 }
 
 #[test]
-fn gather_checks_receive_buffers_of_ranks_other_than_root() {
+fn gather_refuses_invalid_receive_buffers_on_non_root_ranks() {
     fakes(2).run(|| {
         let all = all(2);
         let ((comm, stream), (_, other_stream)) = (&all[0], &all[1]);

@@ -11,7 +11,7 @@ use common::*;
 use peerweave_nccl::{Config, MisuseKind, NcclError, NcclMem, Rank, ReduceOp, Window, WindowKind};
 
 #[test]
-fn deregister_local_needs_no_other_rank() {
+fn local_deregistration_needs_no_other_rank() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let mut buffer = floats(&stream, &[1.0; 1024]);
@@ -31,7 +31,7 @@ fn deregister_local_needs_no_other_rank() {
 }
 
 #[test]
-fn deregister_local_frees_the_memory_of_a_registration() {
+fn local_deregistration_frees_the_memory_of_a_registration() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
@@ -70,7 +70,7 @@ fn deregister_waits_for_every_stream_with_work() {
 }
 
 #[test]
-fn deregister_local_keeps_the_memory_of_a_window() {
+fn local_deregistration_keeps_the_memory_of_a_window() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
@@ -96,7 +96,7 @@ fn deregister_local_keeps_the_memory_of_a_window() {
 }
 
 #[test]
-fn flags_gin_only_and_cft_counted_are_unsupported_before_2_32() {
+fn gin_only_and_cft_counted_flags_are_unsupported_before_2_32() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");

@@ -95,7 +95,7 @@ fn windows_of_different_lengths_require_nccl_2_30_7() {
 }
 
 #[test]
-fn put_offset_beyond_this_ranks_window_is_misuse() {
+fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![1.0f32; len]).expect("memory is allocated");

@@ -71,7 +71,7 @@ fn unsuitable_memory_is_refused_before_nvshmem_maps_it() {
 }
 
 #[test]
-fn register_symmetric_refuses_memory_of_unsuitable_length() {
+fn registration_of_memory_of_unsuitable_length_is_refused() {
     fakes().run_many(1, |child| {
         let here = start_with(&child, settings(DEADLINE).heap_step_bytes(512 << 20));
         let refused = misuse(here.context.register_symmetric(&mapped(&here, 1)));

@@ -161,7 +161,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
 }
 
 #[test]
-fn check_peers_frees_its_memory_if_a_peer_path_is_broken() {
+fn repeated_failed_peer_checks_do_not_exhaust_the_heap() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -330,7 +330,7 @@ fn error_names_the_pe_that_sent_invalid_data() {
 }
 
 #[test]
-fn drain_retired_waits_until_a_mapping_is_unmapped() {
+fn addresses_are_reusable_after_the_wait_for_dropped_mappings() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
         let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("the device has virtual memory management").recommended;

@@ -290,7 +290,7 @@ fn heap_stays_usable_if_the_calls_of_the_pes_differ() {
 }
 
 #[test]
-fn free_refuses_heap_memory_with_a_second_handle() {
+fn free_fails_on_all_pes_if_one_pe_still_has_a_slice() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());
@@ -476,7 +476,7 @@ fn heap_on_devices_without_peer_access_is_refused() {
 }
 
 #[test]
-fn error_of_check_peers_names_the_pes_of_the_broken_path() {
+fn peer_check_error_names_the_pes_of_the_broken_path() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());

@@ -229,7 +229,7 @@ fn heap(me: &Me) {
 }
 
 #[test]
-fn heap_has_multicast_addresses_for_threads_and_for_processes() {
+fn heap_has_multicast_addresses_if_pes_are_threads_or_processes() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| heap(&me));
         Calls::now().assert_balanced("three threads");

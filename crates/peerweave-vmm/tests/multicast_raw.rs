@@ -207,7 +207,7 @@ fn heap_for_multicast_has_the_recommended_granularity() {
 }
 
 #[test]
-fn heap_prepared_for_multicast_works_if_multicast_is_off() {
+fn heap_with_multicast_option_is_created_if_multicast_is_off() {
     Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).multicast(true))

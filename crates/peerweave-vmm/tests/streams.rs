@@ -92,7 +92,7 @@ fn work_on_a_default_stream_runs_on_the_device_of_the_stream() {
 }
 
 #[test]
-fn default_stream_used_many_times_is_recorded_once() {
+fn repeated_use_of_a_default_stream_keeps_few_context_handles() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("the heap is created");

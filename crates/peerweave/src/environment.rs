@@ -101,9 +101,10 @@ pub(crate) enum Request {
     /// GPUs if this process sees a GPU for each PE of the machine; otherwise shared memory.
     #[default]
     Auto,
-    /// Shared memory.
+    /// The host backend, which communicates through shared memory.
     Host,
-    /// GPUs.
+    /// The backend for GPUs, even if this process sees fewer GPUs than the machine has PEs.
+    /// Requires the feature `cuda`.
     Cuda,
 }
 

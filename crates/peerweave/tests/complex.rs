@@ -119,7 +119,7 @@ where
 }
 
 #[test]
-fn complex_numbers_can_be_moved_and_reduced() {
+fn complex_numbers_can_be_transferred_and_reduced() {
     for n_pes in [1, 2, 3] {
         let done = on_threads(n_pes, |world| {
             of_type::<f32>(&world)?;

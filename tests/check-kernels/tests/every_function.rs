@@ -136,7 +136,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn sample_elements_of_consecutive_numbers_differ() {
+fn samples_made_from_consecutive_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_first_version_of_a_function_is_reported() {
+    fn function_with_a_wrong_since_version_is_reported() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),

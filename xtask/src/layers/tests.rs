@@ -145,7 +145,7 @@ fn rule_about_a_missing_crate_is_reported() {
 }
 
 #[test]
-fn no_std_crate_that_uses_std_is_reported() {
+fn use_of_std_in_a_crate_listed_as_no_std_is_reported() {
     const RULES: Rules = Rules { forbidden: &[], examples_up: &[], no_std: &["device"] };
     let passes = |source: &str| workspace(&[("device", Some(1), &[])], &[], source).faults(&RULES).is_empty();
     assert!(passes("//! Kernels.\n#![no_std]\npub mod flag;"));

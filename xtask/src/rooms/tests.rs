@@ -19,7 +19,7 @@ const TABLE: &str =
 const ROOT: (&str, &str) = ("lib.rs", "mod heap;\nmod ops;\npub use heap::list::List;\n");
 
 #[test]
-fn correct_module_table_is_accepted() {
+fn correct_module_table_in_the_readme_is_accepted() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
@@ -69,7 +69,7 @@ fn import_of_a_reexported_type_is_an_import_of_its_module() {
 }
 
 #[test]
-fn modules_missing_from_table_or_source_are_reported() {
+fn modules_missing_from_readme_table_or_source_are_reported() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the module `team`; {row}")]);
@@ -79,7 +79,7 @@ fn modules_missing_from_table_or_source_are_reported() {
 }
 
 #[test]
-fn crate_with_folders_needs_a_module_table() {
+fn crate_with_folders_needs_a_module_table_in_the_readme() {
     let sources = [ROOT, ("ops/mod.rs", ""), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults("# c\n", &sources), ["c/src has folders; expected a table under `## Rooms` in c/README.md"]);
     assert_eq!(faults("# c\n", &[ROOT, ("ops.rs", ""), ("heap.rs", "")]), [""; 0]);
@@ -112,7 +112,7 @@ fn wrong_import_between_modules_of_a_folder_is_reported() {
 }
 
 #[test]
-fn folder_with_many_folders_needs_a_module_table() {
+fn folder_with_many_folders_needs_a_module_table_in_the_readme() {
     let sources = |last: &'static str| {
         let files = ["ops/a/mod.rs", "ops/a/b.rs", "ops/c/d.rs", "ops/e/f.rs", last].map(|path| (path, ""));
         files.into_iter().chain([ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap.rs", "")]).collect::<Vec<_>>()

@@ -209,7 +209,8 @@ impl Server {
         &self.here
     }
 
-    /// Returns the current state of the PEs.
+    /// Returns the PEs that have not joined, are connected, have left, and are lost. Also returns
+    /// the number of dropped connections.
     pub fn state(&self) -> ServerState {
         let mut state = ServerState {
             dropped_connections: self.shared.dropped_connections.load(Ordering::Relaxed),

@@ -204,7 +204,8 @@ impl Connection {
         }
     }
 
-    /// Stops polling the socket and the process.
+    /// Stops polling the socket of this connection. Also stops polling the peer's process
+    /// descriptor, if there is one.
     pub(super) fn unregister(&mut self, registry: &Registry) {
         // A failure means that the system does not watch the socket, which is the goal.
         let _ = self.pipe.unregister(registry);

@@ -52,7 +52,7 @@ const TICKET_WORDS: usize = (NAME_LEN_BYTES + TOKEN_LEN_BYTES) / 8;
 
 /// Values of the low byte of [`SurvivorWords::state`]: the progress of a PE in an attempt.
 mod phase {
-    /// The PE participates.
+    /// The PE participates in the attempt to agree on a new job.
     pub(super) const ARRIVED: u64 = 1;
     /// The PE participated, and has withdrawn from the attempt.
     pub(super) const WITHDRAWN: u64 = 2;

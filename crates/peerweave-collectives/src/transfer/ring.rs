@@ -114,7 +114,7 @@ struct Message<const WHOLE: bool> {
     lines: u64,
     /// Number of 16-byte lines in a chunk.
     chunk: u64,
-    /// Number of this block's first chunk.
+    /// Index of the first chunk that this block handles. Chunk 0 is the start of the message.
     first: u64,
     /// Difference between the numbers of two successive chunks of this block. Other blocks handle
     /// the chunks between these two.

@@ -69,7 +69,8 @@ pub(crate) unsafe fn write(from: *const u8, to: *mut u8, bytes: usize) {
 /// The source of a [`copy`]. Each variant says how the copy reads the source.
 #[derive(Clone, Copy)]
 pub(crate) enum Reading {
-    /// Shared memory, read atomically.
+    /// Memory that other threads and PEs may access during the copy. The copy reads this memory
+    /// with relaxed atomic operations.
     Shared(*mut u8),
     /// Memory that the caller passed to an operation. The caller may have borrowed the memory as
     /// `&[T]`, so the copy must not use atomic operations. The copy uses volatile reads instead. If

@@ -184,13 +184,14 @@ pub enum PrivateBuffers {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CallChecking {
-    /// PEs compare every collective call.
+    /// Before every collective call, the PEs check that they make the same call. The check cannot
+    /// be disabled.
     Always,
     /// PEs compare every collective call. The check is optional in this backend, and has been
     /// enabled.
     On,
     /// PEs do not compare calls. The check is optional in this backend, and is disabled.
     Off,
-    /// The backend never compares calls.
+    /// The backend never checks that the PEs make the same collective call.
     Never,
 }

@@ -130,7 +130,7 @@ impl Kept {
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));
     }
 
-    /// Returns the owners in the list.
+    /// Returns the handles in the list. Each handle keeps memory of the operation allocated.
     pub(crate) fn list(&self) -> &[Held] {
         self.0.as_ref().map_or(&[], |list| &list.held)
     }

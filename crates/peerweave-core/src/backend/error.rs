@@ -496,9 +496,9 @@ pub enum MisuseKind {
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
-        /// The name of the first parameter.
+        /// The name of one parameter. Its buffer overlaps the buffer of the parameter `second`.
         first: &'static str,
-        /// The name of the second parameter.
+        /// The name of the parameter whose buffer overlaps the buffer of the parameter `first`.
         second: &'static str,
         /// What to pass or to call instead.
         advice: &'static str,

@@ -25,7 +25,7 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
 /// receives.
 #[derive(Clone, Copy)]
 enum Side<'a> {
-    /// The parts that the caller passed.
+    /// The caller's [`Parts`]: the length and the offset of the part for each rank.
     Parts(&'a Parts),
     /// Every rank has a part of this length. All offsets are 0.
     Every(usize),

@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_first_within_3n_waits_for_n_words() {
+    fn each_of_n_words_is_checked_first_within_3n_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_first_within_20n_waits_despite_other_waits() {
+    fn each_of_n_words_is_first_in_20n_waits_mixed_with_other_waits() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

@@ -52,7 +52,7 @@ pub enum RmsNormOutput {
     Scaled {
         /// The element type of the result: `F8E4M3` or `I8`.
         dtype: DType,
-        /// The scale: a positive, finite number.
+        /// Positive, finite number by which the call divides each element of the result.
         scale: f32,
     },
     /// The call computes a scale for each row of the result, divides the row by this scale, and

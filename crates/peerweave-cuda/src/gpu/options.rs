@@ -1,4 +1,4 @@
-//! Options of a GPU of a job.
+//! Options of `Gpu::new`, such as the heap size, the transport and the deadline.
 
 use std::time::Duration;
 

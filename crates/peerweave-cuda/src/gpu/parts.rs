@@ -53,7 +53,8 @@ enum Kind {
 const CONSTANTS: [&str; 4] = ["anon_$_", "alloc_", "__unnamed_", "switch_$_table"];
 
 impl<'a> Parts<'a> {
-    /// Splits a PTX text into parts.
+    /// Splits a PTX text into parts, which the driver compiles as separate modules. Kernels that
+    /// use the same variable are in the same part.
     pub(crate) fn new(text: &'a str) -> Self {
         let pieces = pieces(text);
         let mut named: HashMap<&str, Vec<usize>> = HashMap::new();
@@ -249,7 +250,7 @@ mod tests {
     }
 
     #[test]
-    fn two_kernels_of_one_line_each_are_in_separate_ptx_parts() {
+    fn one_line_kernels_are_in_separate_ptx_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

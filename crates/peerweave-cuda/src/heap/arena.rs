@@ -3,13 +3,13 @@
 //! Invariant: the arena allocates a freed range again only after all work that used the range has
 //! completed on all PEs.
 
-use std::collections::BTreeMap;
 use std::convert::Infallible;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use peerweave_bootstrap::Rendezvous;
 use peerweave_bootstrap::agree::{Disagreement, Failure, Members, agree};
+use peerweave_bootstrap::first_fit::FirstFit;
 use peerweave_driver::{CudaStream, DeviceBuffer as _, Keep, Streams, deadline_after, drain_retired, wait, wait_until};
 use peerweave_nvshmem::SymmetricBuffer;
 use peerweave_types::Pe;
@@ -28,17 +28,15 @@ pub(crate) struct Arena {
     /// Whether kernels get the multicast address of this allocation.
     multicast: bool,
     rendezvous: Arc<Rendezvous>,
-    ranges: Mutex<Ranges>,
+    state: Mutex<State>,
     /// Counts the users of the arena, by the reference count of this `Arc`. The users are the arena
     /// itself, its leases (allocated ranges), and the handles that [`Lease::keep`] has returned.
     kept: Arc<()>,
 }
 
-/// The allocated ranges of an arena (start and length in bytes), and the number of collective calls
-/// on the arena.
-#[derive(Default)]
-struct Ranges {
-    taken: BTreeMap<u64, u64>,
+/// The ranges of an arena, and the number of collective calls on the arena.
+struct State {
+    ranges: FirstFit,
     calls: u64,
 }
 
@@ -64,8 +62,12 @@ impl Arena {
         bytes: usize,
         multicast: bool,
     ) -> Result<Self, CudaError> {
+        let bytes = bytes.checked_next_multiple_of(ALIGNMENT_BYTES as usize).unwrap_or(bytes);
         let whole = context.alloc_aligned::<u8>(ALIGNMENT_BYTES as usize, bytes)?;
-        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), ranges: Mutex::default(), kept: Arc::default() })
+        let mut ranges = FirstFit::new(ALIGNMENT_BYTES);
+        ranges.add(0, whole.len() as u64);
+        let state = Mutex::new(State { ranges, calls: 0 });
+        Ok(Self { context, whole, multicast, rendezvous: Arc::clone(rendezvous), state, kept: Arc::default() })
     }
 
     pub(super) fn context(&self) -> &peerweave_nvshmem::Context {
@@ -110,22 +112,16 @@ impl Arena {
         Ok((report.other_handles == 0).then_some(gone))
     }
 
-    fn ranges(&self) -> MutexGuard<'_, Ranges> {
-        self.ranges.lock().unwrap_or_else(PoisonError::into_inner)
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Checks that all PEs make the same call, and that the call has not failed on any PE. Returns
-    /// `outcome` if both are true. The caller holds the lock of `ranges`, so calls of several
+    /// `outcome` if both are true. The caller holds the lock of `state`, so calls of several
     /// threads are serialised.
-    fn agree<T>(
-        &self,
-        ranges: &mut Ranges,
-        name: &'static str,
-        call: &str,
-        outcome: Result<T, CudaError>,
-    ) -> Result<T, CudaError> {
-        let label = format!("peerweave-cuda/arena/{}", ranges.calls);
-        ranges.calls += 1;
+    fn agree<T>(&self, state: &mut State, name: &'static str, call: &str, outcome: Result<T, CudaError>) -> Result<T, CudaError> {
+        let label = format!("peerweave-cuda/arena/{}", state.calls);
+        state.calls += 1;
         let failure = |error: &CudaError| Failure { reason: error.to_string(), is_consequence: error.pe().is_some() };
         let mine = outcome.as_ref().map(|_| &[][..]).map_err(failure);
         match agree(&self.rendezvous, Members::All, &label, call, mine) {
@@ -141,18 +137,24 @@ impl Arena {
     }
 
     pub(super) fn lease(&self, stream: &Arc<CudaStream>, bytes: u64) -> Result<Lease, CudaError> {
-        let mut ranges = self.ranges();
-        let at = ranges.find(bytes, self.bytes());
+        let mut state = self.state();
+        let at = state.ranges.allocate(bytes, 1);
         let call = at.map_or_else(
             || format!("allocation of {bytes} bytes, for which no range is free"),
             |at| format!("allocation of {bytes} bytes at offset {at}"),
         );
-        self.agree(&mut ranges, ALLOC, &call, Ok(()))?;
-        let free = self.bytes() - ranges.taken.values().sum::<u64>();
+        let agreed = self.agree(&mut state, ALLOC, &call, Ok(()));
+        if agreed.is_err()
+            && let Some(at) = at
+        {
+            state.ranges.free(at);
+        }
+        agreed?;
         let at = at.ok_or_else(|| {
-            misuse(ALLOC, "the length", format!("{bytes} bytes"), &format!("at most the {free} free bytes of the heap"))
+            let largest = state.ranges.largest_free_bytes();
+            let expected = format!("at most {largest} bytes, the largest free range of the heap");
+            misuse(ALLOC, "the length", format!("{bytes} bytes"), &expected)
         })?;
-        ranges.taken.insert(at, bytes.next_multiple_of(ALIGNMENT_BYTES).max(ALIGNMENT_BYTES));
         let zeroed = self.whole.slice(at as usize..(at + bytes) as usize).map_err(CudaError::from).and_then(|buffer| {
             let (handles, kept) = (Arc::default(), Arc::clone(&self.kept));
             let lease = Lease { buffer, offset: at, streams: Streams::new(), handles, kept, freed: false };
@@ -163,17 +165,17 @@ impl Arena {
             }
         });
         // No PE may write to the memory before it is zero on all PEs.
-        self.agree(&mut ranges, ALLOC, "zero-filling of the allocated memory", zeroed)
+        self.agree(&mut state, ALLOC, "zero-filling of the allocated memory", zeroed)
     }
 
     /// Frees a range on every PE, after the work that uses the range has completed. All PEs must
     /// call this function.
     pub(super) fn end(&self, mut lease: Lease) -> Result<(), CudaError> {
-        let mut ranges = self.ranges();
+        let mut state = self.state();
         let outcome = lease.drain(self.context.deadline());
-        self.agree(&mut ranges, FREE, &format!("release of the memory at offset {}", lease.offset), outcome)?;
+        self.agree(&mut state, FREE, &format!("release of the memory at offset {}", lease.offset), outcome)?;
         lease.freed = true;
-        ranges.taken.remove(&lease.offset);
+        state.ranges.free(lease.offset);
         Ok(())
     }
 }
@@ -222,41 +224,10 @@ impl Lease {
     }
 }
 
-impl Ranges {
-    /// Returns the start of the first free gap of at least `bytes` bytes in an arena of `len`
-    /// bytes. Returns `None` if there is no such gap.
-    fn find(&self, bytes: u64, len: u64) -> Option<u64> {
-        let mut start = 0;
-        for (at, taken) in &self.taken {
-            if at - start >= bytes.max(1) {
-                return Some(start);
-            }
-            start = at + taken;
-        }
-        (bytes <= len && start <= len - bytes).then_some(start)
-    }
-}
-
 impl Drop for Lease {
     fn drop(&mut self) {
         if !self.freed {
             tracing::debug!(offset = self.offset, "symmetric memory was dropped without Gpu::free and stays allocated");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn arena_allocates_in_the_first_gap_that_is_large_enough() {
-        let mut ranges = Ranges::default();
-        assert_eq!(ranges.find(1024, 1024), Some(0));
-        assert_eq!(ranges.find(1025, 1024), None);
-        ranges.taken.extend([(0, 256), (512, 256)]);
-        assert_eq!(ranges.find(256, 1024), Some(256));
-        assert_eq!(ranges.find(257, 1024), None);
-        assert_eq!(ranges.find(257, 2048), Some(768));
     }
 }

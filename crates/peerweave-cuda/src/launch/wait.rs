@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_loss_returns_the_loss_that_caused_the_others() {
+    fn first_loss_is_the_loss_that_caused_the_other_losses() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

@@ -67,7 +67,8 @@ pub(crate) struct Pes {
 /// Addresses from which this thread computes the addresses of all heaps.
 #[derive(Clone, Copy)]
 pub(crate) struct Bases {
-    /// Address of the table of peers.
+    /// Address of a table with one `PeerEntry` for each PE. An entry contains the address of that
+    /// PE's heap, or 0 if the heap is not mapped.
     peers: u64,
     /// Address of this PE's heap.
     mine: u64,

@@ -70,7 +70,8 @@ pub unsafe trait Access<R>: Copy {
     unsafe fn store_release(to: *mut Self, value: Self);
 }
 
-/// Fences with one scope.
+/// Fence operations whose scope is the type that implements this trait: [`Cta`], [`Gpu`] or
+/// [`Sys`].
 pub trait Fence {
     /// An acquire-release fence: orders this thread's earlier accesses before its later accesses.
     /// Another thread observes this order if the two threads synchronise by relaxed accesses and

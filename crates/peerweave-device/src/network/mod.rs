@@ -23,7 +23,8 @@ pub(crate) use table::functions;
 #[cfg(not(target_arch = "nvptx64"))]
 #[derive(Clone, Copy, Debug)]
 pub struct Function {
-    /// Symbol of the wrapper.
+    /// Linker symbol of this wrapper of an NVSHMEM function, such as
+    /// `peerweave_nvshmem_put_thread`.
     pub name: &'static str,
     /// C++ type of the result.
     pub result: &'static str,

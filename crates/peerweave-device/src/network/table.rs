@@ -4,7 +4,7 @@
 /// Expands the table to declarations for kernels, and to data for the host.
 macro_rules! functions {
     ($(fn $name:ident($($parameter:ident: $t:ty),*) -> $result:ty = $body:literal;)*) => {
-        /// Declarations of the wrappers, for kernels.
+        /// Declarations, for kernels, of the wrappers of NVSHMEM's device functions.
         #[cfg(all(target_arch = "nvptx64", feature = "nvshmem"))]
         pub(crate) mod functions {
             unsafe extern "C" {

@@ -83,7 +83,8 @@ pub struct Several<Ws, X> {
 }
 
 impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
-    /// Returns whether all words are excluded.
+    /// Returns whether the function `exclude` excludes every word. Returns true if there are no
+    /// words.
     #[inline]
     pub fn all_excluded(&self) -> bool {
         self.watch().all_excluded()

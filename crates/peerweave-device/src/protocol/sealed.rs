@@ -99,7 +99,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn has_reached_is_true_up_to_the_epoch_of_the_line() {
+    fn line_has_reached_its_own_epoch_and_recent_earlier_epochs() {
         let word = AtomicU64::new(seal(7, 2));
         assert!(has_reached(&word, 2, 4) && has_reached(&word, 1, 4) && has_reached(&word, u32::MAX, 4));
         assert!(!has_reached(&word, 3, 4), "the epoch is later than that of the line");

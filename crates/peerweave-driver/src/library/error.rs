@@ -94,7 +94,8 @@ pub enum DriverError {
         /// Ordinal of the device of the memory. For a kernel launch, ordinal of the device of the
         /// stream.
         found: usize,
-        /// Ordinal of the expected device.
+        /// Ordinal of the stream's device. For a kernel launch, ordinal of the device of the
+        /// kernel.
         expected: usize,
     },
     /// A number of elements is too large for the address space.

@@ -10,9 +10,9 @@
 #[error("multicast objects are disabled by {variable}={value}")]
 #[non_exhaustive]
 pub struct MulticastDisabled {
-    /// Name of the variable.
+    /// Name of the environment variable that disables multicast objects.
     pub variable: &'static str,
-    /// Value of the variable.
+    /// Value of the environment variable.
     pub value: String,
 }
 

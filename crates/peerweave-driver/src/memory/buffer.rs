@@ -444,7 +444,7 @@ mod tests {
     }
 
     #[test]
-    fn keep_returns_none_for_a_raw_buffer_without_owner() {
+    fn raw_buffer_without_an_owner_cannot_be_kept_alive() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");

@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn after_the_fences_at_least_one_thread_reads_the_new_value() {
+    fn fence_pair_prevents_both_threads_from_reading_old_values() {
         // Each thread writes its own word and reads the word of the other thread. Without a fence
         // both threads may read the old value.
         let rounds = 5_000;

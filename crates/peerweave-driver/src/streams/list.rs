@@ -291,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forget_last_clears_the_pointer_to_the_last_stream() {
+    fn pointer_to_the_last_stream_is_null_after_forget_last() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

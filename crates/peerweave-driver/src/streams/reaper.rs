@@ -53,9 +53,9 @@ struct Event {
 /// Whether the streams that used a retired value have completed.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Readiness {
-    /// All events are complete.
+    /// All events of the retired value are complete, so the value can be freed.
     Ready,
-    /// An event is not complete yet.
+    /// At least one event of the retired value is not recorded yet or not complete yet.
     Busy,
     /// The driver can never report whether the events are complete.
     Unknown,

@@ -29,7 +29,7 @@ pub(crate) enum Step {
     Panicked(String),
 }
 
-/// A kernel thread.
+/// A thread of a kernel, which runs as a coroutine on a host thread.
 pub(crate) struct Fiber {
     coroutine: Coroutine<(), SuspendReason, (), DefaultStack>,
     /// State of the thread, shared with the coroutine. While the thread runs, `CURRENT` contains
@@ -106,7 +106,7 @@ impl Fiber {
         Ok(Self { coroutine, current })
     }
 
-    /// Returns the state of the thread.
+    /// Returns the state of this kernel thread, such as its indices and its handle for suspension.
     pub(crate) fn current(&self) -> &Current {
         &self.current
     }

@@ -39,7 +39,8 @@ pub(crate) struct Current {
     run: *const Run,
     /// Handle that suspends the thread; set when the thread starts.
     pub(crate) suspend: Cell<*const Suspend>,
-    /// Number of steps until the next preemption.
+    /// Number of steps that this thread may still run before it is preempted. A step is, for
+    /// example, one memory access or one fence.
     budget: Cell<u32>,
 }
 

@@ -107,7 +107,7 @@ pub(crate) struct TeamCallWords {
     /// The decision of the leader: the slot of the new team, and an epoch. The epoch is the highest
     /// that any member has used in this slot. Only the leader writes this word.
     pub(crate) decision: AtomicU64,
-    /// Number of members.
+    /// Number of PEs in this PE's list of members of the new team.
     pub(crate) size: AtomicU64,
     /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
@@ -244,7 +244,8 @@ unsafe impl Send for TeamBlock {}
 unsafe impl Sync for TeamBlock {}
 
 impl TeamBlock {
-    /// Returns the words of the member.
+    /// Returns the words that the member publishes for the team: its entry lines, progress, failure
+    /// word and call parameters.
     #[inline]
     pub(crate) fn words(&self) -> &TeamWords {
         // SAFETY: [L1] the words are inside the mapping and aligned to a page. Zeros are a valid

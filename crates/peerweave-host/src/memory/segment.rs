@@ -39,7 +39,8 @@ impl Mapping {
         Self { segments, _region: region }
     }
 
-    /// Returns the segments in the memory.
+    /// Returns the addresses of the segments of all PEs in this mapping. A segment is the part of
+    /// the mapping that belongs to one PE.
     pub(crate) fn segments(&self) -> Segments {
         self.segments
     }

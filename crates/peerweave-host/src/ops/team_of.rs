@@ -34,7 +34,7 @@ const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
 mod phase {
-    /// No call is active.
+    /// The PE has no active call of `team_of`.
     pub(super) const NONE: u64 = 0;
     /// Phase of a call that waits for the other members.
     pub(super) const WAITING: u64 = 1;

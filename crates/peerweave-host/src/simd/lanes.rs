@@ -10,7 +10,7 @@ use super::float16;
 
 /// An array with one item for each lane of a vector register.
 pub(super) trait Lanes: Copy {
-    /// Type of an item of the array.
+    /// Type of one lane, which is one item of this array.
     type Lane: Copy;
     /// Number of lanes.
     const LEN: usize;
@@ -72,7 +72,7 @@ pub(super) unsafe trait Storage: Copy + 'static {
     /// `word`.
     fn value_of_word(word: u64) -> Self::Value;
 
-    /// Returns the value of an element.
+    /// Converts this element to a value for arithmetic.
     fn value(self) -> Self::Value;
 
     /// Converts one value to an element. Rounds like [`Storage::encode`].

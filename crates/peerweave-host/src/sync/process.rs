@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn memory_without_the_expected_probe_word_is_not_read() {
+    fn process_whose_memory_lacks_the_expected_word_is_refused() {
         let own = Identity::own();
         assert!(own.can_read(&Identity { probe: own.probe ^ 2, ..own }).is_err());
     }

@@ -56,7 +56,7 @@ pub(crate) struct Channels {
 /// the order in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
-    /// Number of operations issued.
+    /// Number of operations that this PE has issued in the channel.
     pub(crate) issued: AtomicU64,
     /// Number of operations that have ended. If this number is `n`, the operation at position `n`
     /// may run. Positions start at 0.

@@ -254,7 +254,7 @@ fn from_slices(ctx: &Context, to: SymSlice<u16>, got: SymSlice<u16>) -> Result<(
 }
 
 #[test]
-fn thread_slices_are_sources_of_puts_and_targets_of_gets() {
+fn stack_arrays_are_sources_of_puts_and_targets_of_gets() {
     let mut job = job(1);
     let [to, got] = [0; 2].map(|_| job.alloc::<u16>(8));
     go(&mut job, &from_slices::KERNEL, 1, (to, got));

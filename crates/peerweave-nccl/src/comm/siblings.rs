@@ -57,7 +57,8 @@ pub(crate) fn reports(inner: &Arc<Inner>) -> Vec<RankReport> {
 /// The state of a check during one wait. The check is repeated at intervals. It finds ranks of the
 /// waiting thread that this thread has omitted from a group.
 pub(crate) struct LeftOut {
-    /// Number of the waiting thread.
+    /// Number that identifies the waiting thread. Each thread of the process has a different
+    /// number.
     thread: u64,
     /// Time of the next check whether the thread has omitted one of its ranks from a group.
     next: Instant,

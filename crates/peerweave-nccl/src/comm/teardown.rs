@@ -63,7 +63,8 @@ impl Work {
     }
 }
 
-/// Returns whether no background thread runs.
+/// Returns `true` if no background thread is running that ends communicators or frees their
+/// resources.
 pub(crate) fn is_idle() -> bool {
     ENDING.load(Ordering::Acquire) & !CLOSED == 0
 }

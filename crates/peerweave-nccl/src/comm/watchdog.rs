@@ -30,13 +30,14 @@ use crate::member::state::Gate;
 /// Number of inspections within the shortest deadline of all communicators. The resulting interval
 /// between two inspections is limited to [`BETWEEN_LOOKS`].
 const LOOKS: u32 = 8;
-/// Minimum and maximum interval between inspections.
+/// Minimum and maximum interval between two inspections of the communicators by the watchdog.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
 
 /// Interval at which a late call is inspected.
 const INSPECT_EVERY: Duration = Duration::from_millis(50);
 
-/// State of the watchdog's thread.
+/// Records whether the watchdog's thread is running. Also counts the requests to inspect all
+/// communicators.
 #[derive(Default)]
 struct Thread {
     is_running: bool,

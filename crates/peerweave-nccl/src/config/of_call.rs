@@ -140,7 +140,8 @@ impl CollConfig {
         self
     }
 
-    /// Adds an option for another vendor's library.
+    /// Adds an option for another vendor's implementation of the NCCL interface. NVIDIA's NCCL
+    /// ignores the option.
     pub fn vendor_option(mut self, option: VendorOption) -> Self {
         self.vendor_options.push(option);
         self

@@ -82,7 +82,7 @@ pub struct DeviceCommRequirements {
 /// in a window that belongs to the device communicator.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ResourceBuffer {
-    /// Length in bytes.
+    /// Length of the buffer in bytes.
     pub len_bytes: usize,
     /// Alignment in bytes. Must be a power of two.
     pub align_bytes: usize,

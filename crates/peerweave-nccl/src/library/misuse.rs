@@ -36,9 +36,9 @@ pub enum MisuseKind {
     Length {
         /// Name of the argument.
         what: &'static str,
-        /// Length of the argument.
+        /// Length of the argument, in the unit that the field `unit` names.
         found: usize,
-        /// The expected length.
+        /// Expected length of the argument, in the unit that the field `unit` names.
         expected: usize,
         /// Unit of `found` and `expected`, such as elements or bytes.
         unit: &'static str,
@@ -48,9 +48,9 @@ pub enum MisuseKind {
     TooShort {
         /// Name of the argument.
         what: &'static str,
-        /// Length of the argument.
+        /// Length of the argument, in the unit that the field `unit` names.
         found: usize,
-        /// The minimum length.
+        /// Minimum length of the argument, in the unit that the field `unit` names.
         at_least: usize,
         /// Unit of `found` and `at_least`, such as elements or ranks.
         unit: &'static str,

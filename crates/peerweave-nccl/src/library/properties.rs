@@ -28,9 +28,10 @@ pub enum GinType {
     /// transport, see
     /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
     None,
-    /// A proxy thread on the host.
+    /// A proxy thread on the host passes the transfers of kernels to the network.
     Proxy,
-    /// The device itself (GDAKI).
+    /// The GPU itself passes the transfers of kernels to the network adapter, without a proxy
+    /// thread (GDAKI).
     Gdaki,
     /// NCCL's GPI transport. Requires NCCL 2.31.
     Gpi,

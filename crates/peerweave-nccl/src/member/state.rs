@@ -174,7 +174,8 @@ fn with_state(word: u64, state: State) -> u64 {
     word & !STATE_MASK | state as u64
 }
 
-/// The gate of one communicator.
+/// Lock that decides which thread may call NCCL on a communicator's handle, and when the handle may
+/// be freed.
 #[derive(Debug, Default)]
 pub(crate) struct Gate {
     /// Describes the owner, which is the thread that has entered the gate exclusively. The low bits

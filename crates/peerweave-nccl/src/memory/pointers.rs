@@ -24,7 +24,7 @@ use crate::{DeviceTeam, MultimemHandle, Rank};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LogicalEndpoint {
-    /// Number of the logical endpoint.
+    /// Number by which NCCL identifies the logical endpoint in the fabric.
     pub id: u32,
     /// Offset of the memory location, in bytes, counted from the start of the logical endpoint.
     pub offset_bytes: usize,

@@ -14,7 +14,8 @@ use super::requirements::*;
 use super::types::*;
 use crate::Version;
 
-/// A field of a struct.
+/// Describes one field of an NCCL struct: its name, offset, length, and the first version of NCCL
+/// that has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Field {
@@ -24,7 +25,7 @@ pub struct Field {
     pub since: Version,
     /// Offset from the start of the struct, in bytes.
     pub offset_bytes: usize,
-    /// Length in bytes.
+    /// Length of the field in bytes.
     pub len_bytes: usize,
 }
 

@@ -184,9 +184,10 @@ numbers! {
         /// As a property of a communicator: no transport. As a requirement of a device
         /// communicator: any transport.
         NCCL_GIN_TYPE_NONE = 0;
-        /// A proxy thread on the host.
+        /// A proxy thread on the host passes the transfers of kernels to the network.
         NCCL_GIN_TYPE_PROXY = 2;
-        /// The device itself (GDAKI).
+        /// The GPU itself passes the transfers of kernels to the network adapter, without a proxy
+        /// thread (GDAKI).
         NCCL_GIN_TYPE_GDAKI = 3;
         /// NCCL's GPI transport.
         NCCL_GIN_TYPE_GPI = 4;

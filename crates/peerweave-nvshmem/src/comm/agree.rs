@@ -143,7 +143,7 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 /// the same on all PEs that make these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// The counter for allocations of symmetric memory.
+    /// Counts the calls that allocate symmetric memory or make existing memory symmetric.
     Allocations,
     /// The counter for the setup calls of one team. The value identifies the team.
     Calls(u64),

@@ -22,7 +22,7 @@ pub enum MisuseKind {
     Value {
         /// Name of the argument or option.
         what: &'static str,
-        /// The value found.
+        /// The invalid value of the argument or option.
         found: i64,
         /// Description of the valid values.
         expected: &'static str,
@@ -32,9 +32,9 @@ pub enum MisuseKind {
     Length {
         /// Name of the argument.
         what: &'static str,
-        /// The length found.
+        /// Length of the argument, in the unit that the field `unit` names.
         found: usize,
-        /// The expected length.
+        /// Expected length of the argument, in the unit that the field `unit` names.
         expected: usize,
         /// Unit of the lengths: "elements" or "bytes".
         unit: &'static str,
@@ -48,7 +48,7 @@ pub enum MisuseKind {
         start: usize,
         /// Index one past the last element in the range.
         end: usize,
-        /// Number of elements in the memory.
+        /// Number of elements in the memory that must contain the range.
         len: usize,
     },
     /// A name, a text or an id is invalid.
@@ -64,7 +64,7 @@ pub enum MisuseKind {
     Pe {
         /// Name of the argument.
         what: &'static str,
-        /// The PE number found.
+        /// The invalid PE number that the caller passed.
         found: Pe,
         /// Number of PEs in the job.
         n_pes: u32,
@@ -74,7 +74,7 @@ pub enum MisuseKind {
     Rank {
         /// Name of the argument.
         what: &'static str,
-        /// The rank found.
+        /// The invalid rank that the caller passed.
         found: usize,
         /// Number of ranks in the team.
         ranks: usize,

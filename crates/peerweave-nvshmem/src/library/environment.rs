@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn environment_list_that_a_reader_has_found_never_changes() {
+    fn environ_array_loaded_by_a_reader_is_never_modified() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_LIST", "0")]);
         let found = environ.load(Ordering::Acquire);

@@ -378,7 +378,7 @@ mod tests {
     }
 
     #[test]
-    fn comparison_of_settings_ignores_local_variables() {
+    fn settings_comparison_ignores_variables_that_may_differ_by_pe() {
         let settings =
             Settings::default().max_teams(7).disable_nccl(true).debug("INFO").hca_list("mlx5_0").bootstrap_interface("eth0");
         let settings = settings

@@ -13,7 +13,8 @@ use crate::context::Context;
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::heap::handle::Handle;
 
-/// The kind of allocation.
+/// Selects memory with unspecified values, zeroed memory, or memory with a given alignment in
+/// bytes.
 #[derive(Clone, Copy)]
 enum Kind {
     Malloc,

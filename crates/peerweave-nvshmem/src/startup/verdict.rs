@@ -3,7 +3,7 @@
 
 use super::unique_id::UniqueId;
 
-/// Outcome of the checks of one PE.
+/// Outcome of the checks that one PE makes before it starts NVSHMEM.
 pub(super) enum Readiness {
     /// The PE is ready. PE 0 also sends the id.
     Ready(Option<UniqueId>),

@@ -19,7 +19,7 @@ pub type nvshmem_team_t = i32;
 pub type nvshmemx_team_uniqueid_t = u64;
 /// A queue pair's handle.
 pub type nvshmemx_qp_handle_t = c_int;
-/// A region's handle.
+/// Handle of a region of the program in which NVSHMEM may batch transfers.
 pub type nvshmemx_region_handle_t = u64;
 
 /// The id by which PEs connect.
@@ -127,7 +127,7 @@ impl nvshmem_team_config_t {
         Self { version: version_word(2, size_of::<Self>()), num_contexts: -1, uniqueid: u64::MAX, padding: [0; 48] };
 }
 
-/// Attributes of a region.
+/// Attributes of a region of the program in which NVSHMEM may batch transfers.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_region_attrs_t {
@@ -220,6 +220,6 @@ constants! {
     /// NVSHMEM has an internal error.
     NVSHMEMX_ERROR_INTERNAL: c_int = 7;
 
-    /// Maximum length of a name in bytes.
+    /// Maximum length, in bytes, of the library name that `nvshmem_info_get_name` returns.
     NVSHMEM_MAX_NAME_LEN: usize = 256;
 }

@@ -318,7 +318,7 @@ mod tests {
     }
 
     #[test]
-    fn element_size_is_parts_times_the_size_of_the_dtype() {
+    fn element_size_is_the_number_of_scalars_times_the_dtype_size() {
         fn fits<T: Element>(parts: usize) {
             assert_eq!((T::PARTS, size_of::<T>()), (parts, parts * T::DTYPE.size_bytes()));
         }

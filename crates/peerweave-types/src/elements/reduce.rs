@@ -1,4 +1,4 @@
-//! Reductions as run-time values.
+//! Defines [`ReduceOp`]: a reduction operation, such as sum or maximum, as a run-time value.
 
 use crate::DType;
 use core::fmt;

@@ -73,7 +73,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn locate_returns_the_pe_and_offset_passed_to_address() {
+    fn heap_address_converts_back_to_the_same_pe_and_offset() {
         let heap = HeapGeometry { base: 1 << 40, stride: 1 << 30, heap_start: 4096, heap_bytes: 1 << 20, my_pe: 1, n_pes: 4 };
         for pe in 0..4 {
             for offset in [0, 1, 4096, (1 << 30) - 1] {

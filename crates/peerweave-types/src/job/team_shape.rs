@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn fits_is_false_for_invalid_team_shapes() {
+    fn invalid_team_shapes_do_not_fit_the_number_of_pes() {
         assert!(!TeamShape { start: 0, stride: 1, size: 0 }.fits(4));
         assert!(!TeamShape { start: 0, stride: 0, size: 2 }.fits(4));
         assert!(TeamShape { start: 3, stride: 0, size: 1 }.fits(4));

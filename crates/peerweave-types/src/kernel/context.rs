@@ -339,7 +339,7 @@ mod tests {
     }
 
     #[test]
-    fn from_number_returns_the_enum_value_with_that_number() {
+    fn enum_value_converted_to_a_number_and_back_is_unchanged() {
         for kind in FailureKind::ALL {
             assert_eq!(FailureKind::from_number(*kind as u32), Some(*kind));
         }

@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Instant;
 
 use peerweave_bootstrap::Rendezvous;
+use peerweave_bootstrap::first_fit::FirstFit;
 use peerweave_driver::cudarc::driver::sys::CUdeviceptr;
 use peerweave_driver::{CudaContext, DriverError, PrivateStream, Streams, deadline_after, multicast_switch, wait_until};
 use peerweave_types::Pe;
@@ -16,7 +17,6 @@ use peerweave_types::Pe;
 use super::{Growth, HeapOptions, Leak, Sharing};
 use crate::agree::{Disagreement, Reader, agree};
 use crate::error::{Misuse, VmmError};
-use crate::heap::allocator::Ranges;
 use crate::heap::chunk::{Chunk, HeapTransport, Layout, Made, fabric_works};
 use crate::memory::descriptor;
 use crate::memory::physical::{Exportable, Granularity};
@@ -27,6 +27,10 @@ use crate::raw::{self, Attribute};
 use crate::share::history::History;
 use crate::share::identity::ProcessId;
 use crate::share::ipc::{Closing, IpcMemory};
+
+/// Unit of allocation, in bytes: two cache lines of a GPU. No cache line has data of two
+/// allocations.
+const UNIT_BYTES: u64 = 256;
 
 /// The data of a heap. The heap and all handles to the heap's memory own this data together.
 pub(crate) struct HeapInner {
@@ -59,9 +63,8 @@ pub(crate) struct HeapInner {
 }
 
 /// The data that the collective calls of a heap read and change, for example the allocated ranges.
-#[derive(Default)]
 pub(super) struct State {
-    pub(super) ranges: Ranges,
+    pub(super) ranges: FirstFit,
     pub(super) history: History,
     /// Number of successful collective calls.
     pub(super) calls: u64,
@@ -70,6 +73,14 @@ pub(super) struct State {
     /// Offset of the next chunk in every segment.
     end: u64,
     pub(super) broken: Option<String>,
+}
+
+impl State {
+    /// Returns the state of a heap that has no chunk.
+    fn new() -> Self {
+        let history = History::default();
+        Self { ranges: FirstFit::new(UNIT_BYTES), history, calls: 0, total: 0, end: 0, broken: None }
+    }
 }
 
 /// The data that a PE sends to the other PEs before a heap is created.
@@ -275,7 +286,7 @@ impl HeapInner {
             layout,
             fallback_reason,
             chunks: RwLock::default(),
-            state: Mutex::default(),
+            state: Mutex::new(State::new()),
             ledger: Mutex::default(),
             alive: Arc::new(()),
         })
@@ -573,7 +584,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_chunks_have_the_same_gap_on_all_machines() {
+    fn heap_chunks_have_equal_address_gaps_on_all_machines() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);

@@ -34,7 +34,6 @@ use crate::memory::physical::PhysicalMemory;
 use crate::memory::reservation::Reservation;
 use crate::memory::streams::wait_for_all;
 
-pub(crate) mod allocator;
 mod check;
 pub(crate) mod chunk;
 mod inner;
@@ -93,7 +92,7 @@ pub struct HeapOptions {
     pub max_bytes: Option<usize>,
     /// Whether the heap grows automatically.
     pub growth: Growth,
-    /// The requested transport.
+    /// Requested transport: the mechanism by which the PEs of a machine share memory.
     pub sharing: Sharing,
     /// Whether [`SymmetricHeap::multicast`] will be called. If so, the heap's granularity is a
     /// multiple of the granularity that the driver recommends for multicast objects. The
@@ -124,7 +123,7 @@ impl HeapOptions {
         Self { multicast, ..self }
     }
 
-    /// Sets the requested transport.
+    /// Sets the requested transport: the mechanism by which the PEs of a machine share memory.
     pub fn sharing(self, sharing: Sharing) -> Self {
         Self { sharing, ..self }
     }
@@ -292,7 +291,7 @@ impl SymmetricHeap {
             false => Err(wrong_value(ALLOC, "alignment_bytes", alignment_bytes, "a power of two of at most 2 MiB")),
         };
         let alignment = alignment_bytes as u64;
-        let taken = wanted.as_ref().ok().and_then(|bytes| state.ranges.take(*bytes, alignment));
+        let taken = wanted.as_ref().ok().and_then(|bytes| state.ranges.allocate(*bytes, alignment));
         let outcome = wanted.clone().and_then(|bytes| match taken {
             Some(at) => self.inner.zero(ALLOC, at, bytes).map(|()| at.to_le_bytes().to_vec()),
             None if self.inner.growth_for(state, bytes, alignment).is_some() => Ok(Vec::new()),
@@ -328,7 +327,7 @@ impl SymmetricHeap {
         if agreed.is_err()
             && let Some(at) = taken
         {
-            state.ranges.give_back(at);
+            state.ranges.free(at);
         }
         self.inner.conclude(state, call, agreed)
     }
@@ -386,7 +385,7 @@ impl SymmetricHeap {
         };
         let agreed = agree(&self.inner.rendezvous, &self.inner.label(state, "free"), &call, outcome.map(|()| Vec::new()));
         self.inner.conclude(state, &call, agreed)?;
-        state.ranges.give_back(offset);
+        state.ranges.free(offset);
         state.history = state.history.with(&[2, offset]);
         state.calls += 1;
         self.inner.ledger().remove(&offset);
@@ -434,7 +433,7 @@ impl SymmetricHeap {
         // All PEs have made the same calls, so this result is the same on all PEs.
         let step = step.ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
         self.inner.extend(state, call, step)?;
-        let at = state.ranges.take(bytes, alignment).ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
+        let at = state.ranges.allocate(bytes, alignment).ok_or_else(|| self.inner.exhausted(ALLOC, state, bytes))?;
         let outcome = self.inner.zero(ALLOC, at, bytes).map(|()| at.to_le_bytes().to_vec());
         self.agree_on_offset(state, "zeroed", call, Some(at), outcome)?;
         Ok(at)

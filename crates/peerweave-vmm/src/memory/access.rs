@@ -15,7 +15,7 @@ pub enum Rights {
 }
 
 impl Rights {
-    /// Returns the driver's flags for these rights.
+    /// Returns the driver's flags (`CUmemAccess_flags`) for these access rights.
     pub(crate) fn flags(self) -> u32 {
         match self {
             Self::None => 0,

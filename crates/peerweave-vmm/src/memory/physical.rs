@@ -131,7 +131,7 @@ pub struct PhysicalMemory {
     pub(crate) inner: Arc<Inner>,
 }
 
-/// Owner of the driver's handle.
+/// Owns the driver's handle of the memory. Dropping this value releases the handle.
 pub(crate) struct Inner {
     handle: CUmemGenericAllocationHandle,
     bytes: usize,

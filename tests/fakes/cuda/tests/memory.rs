@@ -151,7 +151,7 @@ fn address_queries_return_the_device_and_the_range() {
 }
 
 #[test]
-fn copies_from_new_and_pinned_memory_have_the_expected_bytes() {
+fn new_device_memory_holds_0xc3_and_pinned_copies_are_exact() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -156,7 +156,7 @@ fn foreign_descriptor_and_unshareable_memory_are_refused() {
 }
 
 #[test]
-fn memory_with_fabric_handles_is_refused_without_fabric_dir() {
+fn fabric_handle_type_is_refused_if_no_fabric_directory_is_set() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let mut handle = 0;

@@ -185,7 +185,7 @@ fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
 }
 
 #[test]
-fn newest_fake_nccl_has_all_listed_functions_except_two() {
+fn newest_fake_nccl_has_all_functions_of_since_txt_except_two() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();

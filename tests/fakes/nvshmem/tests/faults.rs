@@ -332,7 +332,7 @@ fn nvshmem_accepts_struct_layout_2_since_version_3_6_5() {
 }
 
 #[test]
-fn fake_nvshmem_starts_by_a_launcher_but_not_by_mpi() {
+fn fake_nvshmem_starts_from_pmi_variables_but_not_from_mpi_comm() {
     fakes().run_many(1, |_| {
         use_device(0);
         let mut attr = attr(2);

@@ -447,7 +447,7 @@ mod tests {
     }
 
     #[test]
-    fn library_that_does_not_support_the_call_has_no_time() {
+    fn unsupported_call_of_a_compared_library_is_printed_as_n_a() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));
@@ -459,7 +459,7 @@ mod tests {
     }
 
     #[test]
-    fn library_measured_by_other_processes_gets_one_table_column() {
+    fn times_from_torch_processes_are_added_as_one_table_column() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

@@ -41,7 +41,8 @@ pub struct Row {
 }
 
 impl Row {
-    /// Returns the measured cells.
+    /// Returns the result of the out-of-place form, then the result of the in-place form if there
+    /// is one.
     pub fn cells(&self) -> impl Iterator<Item = &Cell> {
         std::iter::once(&self.out_of_place).chain(&self.in_place)
     }

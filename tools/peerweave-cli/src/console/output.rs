@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn check_writable_does_not_create_or_change_the_file() {
+    fn writability_check_does_not_create_or_change_the_file() {
         let folder = tempfile::tempdir().unwrap();
         let (new, old) = (folder.path().join("new"), folder.path().join("old"));
         std::fs::write(&old, "text").unwrap();

@@ -24,7 +24,7 @@ pub(crate) struct Library {
     pub why: Vec<String>,
 }
 
-/// A function of a library.
+/// A function that the library version on this machine lacks.
 #[derive(Debug, Serialize)]
 pub(crate) struct Function {
     /// Name of the function.

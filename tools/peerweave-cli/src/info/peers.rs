@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_driver_is_shown_as_the_reason() {
+    fn missing_driver_is_the_reason_shown_for_an_empty_gpu_list() {
         let peers = Peers { missing: Some("CUDA's driver was not found".to_owned()), gpus: Vec::new(), pairs: Vec::new() };
         assert_eq!(peers.lines(), [("none".to_owned(), "CUDA's driver was not found".to_owned())]);
     }

@@ -35,7 +35,8 @@ impl std::fmt::Display for Finding {
 /// Features and limits of the operating system.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct System {
-    /// Memory files, which hold the symmetric heaps.
+    /// Whether `memfd_create` can create anonymous memory files. The host backend keeps its
+    /// symmetric heaps in such files.
     pub memfd: Finding,
     /// Process descriptors, used to detect the end of a PE.
     pub pidfd: Finding,

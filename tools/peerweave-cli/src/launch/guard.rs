@@ -88,7 +88,7 @@ impl Guard {
         self.socket.as_ref().map(|socket| Entry(socket.as_raw_fd()))
     }
 
-    /// Removes a process group that has ended.
+    /// Removes a process group that has ended from the groups that the guard process watches.
     pub(super) fn forget(&mut self, group: Pid) {
         if let Some(mut socket) = self.socket.as_ref()
             && let Err(error) = writeln!(socket, "-{}", group.as_raw_nonzero())

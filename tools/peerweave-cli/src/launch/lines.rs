@@ -7,7 +7,8 @@
 /// cannot fill the launcher's memory.
 pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
 
-/// The unfinished line of one stream.
+/// Splits one stream of bytes into lines. Stores the incomplete line at the end of the received
+/// bytes.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     rest: Vec<u8>,

@@ -20,7 +20,7 @@ pub enum Place {
     ThisMachine,
     /// Several machines; the first runs the server.
     Machines {
-        /// `HOST:PORT` of the first machine.
+        /// Address (`HOST:PORT`) of the rendezvous server, which runs on the first machine.
         address: String,
         /// Number of machines.
         n_machines: usize,

@@ -93,7 +93,8 @@ impl Moved {
 /// Number of 8-byte words that are compared at the start of a target. The same number of words is
 /// compared at the end.
 const COMPARED_WORDS: usize = 1 << 17;
-/// Distance between two flags in bytes.
+/// Distance in bytes, in a device's flag memory, from the ping-pong flag to the word that reports
+/// an error.
 const LINE_BYTES: u64 = 128;
 
 impl Probe {

@@ -49,7 +49,8 @@ impl Table {
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Everybody {
     pub(crate) method: &'static str,
-    /// One value for each GPU.
+    /// Bandwidths in GB/s. Entry `i` is the bandwidth of the transfer that GPU `i` makes with the
+    /// next GPU.
     pub(crate) gb_per_s: Vec<f64>,
 }
 

@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn best_shape_has_the_highest_bandwidth() {
+    fn number_of_blocks_with_the_highest_bandwidth_is_chosen() {
         let shape = best_shape(Method::Stores, 100, |(blocks, _)| Ok(if blocks == 200 { 3.0 } else { 2.0 }));
         assert_eq!(shape.expect("no measurement fails"), (200, 512));
     }

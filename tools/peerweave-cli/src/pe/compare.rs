@@ -226,7 +226,7 @@ struct Run<'a> {
     world: &'a World,
     queue: &'a Stream,
     cuda: &'a Cuda,
-    /// The methods that environment variables select.
+    /// For each collective operation, the method that `PEERWEAVE_ROUTE` selects, if any.
     forced: &'a Forced,
     libraries: &'a Libraries,
 }

@@ -212,7 +212,7 @@ mod tests {
     }
 
     #[test]
-    fn buffer_has_its_old_values_after_a_rewrite() {
+    fn rewrite_that_dirties_cache_lines_leaves_values_unchanged() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         rewrite(&buffer);

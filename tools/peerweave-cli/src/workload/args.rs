@@ -152,7 +152,7 @@ with its option --cudagraph.
 perftest reports the time of PE 0, but this command reports the time of the slowest PE. The JSON contains the times \
 of PE 0 as pe0_times_us. Every PE that has results checks them before and after the measurement.";
 
-/// Memory passed to the calls.
+/// Kind of memory in which the buffers of the measured calls are allocated.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Buffers {

@@ -40,7 +40,7 @@ pub struct Config {
     pub dirty: bool,
     /// Whether results are checked.
     pub check: bool,
-    /// Memory passed to the calls.
+    /// Kind of memory in which the buffers of the measured calls are allocated.
     pub buffers: Buffers,
     /// Whether PEs are threads.
     pub threads: bool,

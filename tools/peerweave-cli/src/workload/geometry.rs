@@ -26,7 +26,8 @@ pub struct Part {
     pub at: usize,
     /// Number of elements.
     pub len: usize,
-    /// The tile that contains the elements.
+    /// The sequence of elements, such as the input of one rank, from which this part's elements are
+    /// taken.
     pub of: Tile,
     /// Index of the part's first element, counted from the start of the tile.
     pub from: usize,

@@ -84,9 +84,11 @@ pub enum BenchOp {
 pub struct Counts {
     /// Count passed to the call; printed in the column `count`.
     pub param: usize,
-    /// Number of elements that one PE sends.
+    /// Length of one PE's input in elements, including the gaps of strided operations. If the
+    /// lengths differ among PEs, this is the largest length.
     pub send: usize,
-    /// Number of elements that one PE receives.
+    /// Length of one PE's result in elements, including the gaps of strided operations. If the
+    /// lengths differ among PEs, this is the largest length.
     pub recv: usize,
 }
 

@@ -26,7 +26,8 @@ pub enum Record {
     Compared(Compared),
 }
 
-/// The contenders of a comparison.
+/// The contenders of a comparison: other libraries, and Peerweave's kernels. Lists the measured
+/// contenders and those that are not measured.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Contenders {
     /// Names and versions of the contenders that are measured, in the order of the columns.

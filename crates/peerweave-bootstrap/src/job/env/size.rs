@@ -1,4 +1,5 @@
-//! Sizes in variables, options and tables.
+//! Parses sizes in bytes, such as `64M`, in environment variables, command-line options and route
+//! tables.
 
 /// Why a text is not a number of bytes, as returned by [`parse_bytes`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -64,7 +64,7 @@ mod tests {
     }
 
     #[test]
-    fn parent_process_is_found_if_no_process_sets_the_variable() {
+    fn starter_is_the_parent_if_no_process_sets_the_variable() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

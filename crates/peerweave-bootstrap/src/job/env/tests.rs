@@ -172,7 +172,7 @@ fn error_for_an_invalid_environment_names_the_variable() {
 }
 
 #[test]
-fn variables_that_do_not_identify_a_job_are_detected() {
+fn incomplete_or_unsupported_launcher_variables_are_detected() {
     let found = |environment: &str| {
         let vars: HashMap<String, String> = environment
             .split_whitespace()

@@ -85,7 +85,7 @@ pub enum Fault {
     /// A PE left or disconnected because of other PEs. Either a wait for the other PEs had timed
     /// out, or the PE had named one other PE as the cause.
     GaveUp {
-        /// The PE that left.
+        /// The PE that left or disconnected.
         pe: u32,
         /// The PEs that caused `pe` to give up, in ascending order. If no wait of `pe` had timed
         /// out, this list contains one PE: the PE that `pe` had named as the cause.
@@ -213,7 +213,7 @@ pub enum Frame {
     Part {
         /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
-        /// The blob.
+        /// The bytes that one PE passed to the exchange.
         blob: Vec<u8>,
     },
     /// Server: the request is complete.

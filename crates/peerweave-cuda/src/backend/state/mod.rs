@@ -135,7 +135,7 @@ pub(crate) struct State {
     /// Pool of cleared lists, so that later operations reuse their allocations. Only operations
     /// that consist of messages need lists.
     lists: Mutex<Vec<Lists>>,
-    /// Pool of temporary device memory of operations.
+    /// Pool of device memory that operations use for intermediate data.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,
     /// Whether `failure` is set. A thread can read this flag without the lock of `failure`.
     has_failure: AtomicBool,

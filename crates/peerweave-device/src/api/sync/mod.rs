@@ -1,4 +1,5 @@
-//! Fences, signals, and waits for elements.
+//! Operations by which a kernel orders its puts and gets, signals other PEs, and waits for signals
+//! or elements.
 
 mod order;
 mod poll;

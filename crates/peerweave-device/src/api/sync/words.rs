@@ -31,7 +31,7 @@ pub struct AwaitedWords<V, X> {
 }
 
 impl<V, X> AwaitedWords<V, X> {
-    /// Returns the number of integers.
+    /// Returns the number of integers in `bytes`.
     #[inline(always)]
     pub fn count(&self) -> usize {
         self.bytes.len() / self.size as usize

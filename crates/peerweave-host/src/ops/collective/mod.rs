@@ -78,7 +78,7 @@ pub(crate) struct CollectiveTask<'a> {
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
-    /// Whether this rank has published its entry.
+    /// Whether this rank has published, in its entry line, that it has entered the collective.
     entered: bool,
     purpose: Purpose,
     /// Arguments of the call for which the collective runs, encoded in one word. Such a call is,
@@ -248,7 +248,8 @@ struct Run<'a> {
 /// a signature, which is a digest of these parameters. Ranks compare their signatures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Algorithm {
-    /// The collective has no operands.
+    /// Algorithm for a collective without operands, such as a barrier. Each rank only publishes
+    /// that it has entered, and waits for the other ranks.
     Arrival,
     InLine,
     /// A small broadcast whose operand does not fit into the root's entry line. An entry line is a

@@ -122,7 +122,7 @@ pub(super) unsafe trait Vector: Copy {
 ///
 /// Every method requires that the processor has the instruction set.
 pub(super) unsafe trait Arch: Copy + 'static {
-    /// The vector register.
+    /// Type of the value of one vector register of this instruction set.
     type Vector: Vector;
     /// The content of a register, as an array of elements. The elements have the form in which
     /// memory stores them.

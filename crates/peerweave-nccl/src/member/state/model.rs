@@ -52,7 +52,7 @@ fn against_an_abort(call: fn(&Guarded)) {
 }
 
 #[test]
-fn abort_during_try_enter_blocking_is_safe() {
+fn abort_during_an_immediate_entry_frees_no_value_in_use() {
     against_an_abort(|shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -61,7 +61,7 @@ fn abort_during_try_enter_blocking_is_safe() {
 }
 
 #[test]
-fn abort_during_enter_blocking_is_safe() {
+fn abort_during_a_blocking_call_frees_no_value_in_use() {
     against_an_abort(|shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -76,7 +76,7 @@ fn abort_during_enter_blocking_is_safe() {
 }
 
 #[test]
-fn abort_during_enter_shared_is_safe() {
+fn abort_during_the_entry_of_a_reader_frees_no_value_in_use() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -89,7 +89,7 @@ fn abort_during_enter_shared_is_safe() {
 /// The abort in this test does not wait for marked threads. The abort waits only for unmarked
 /// threads inside the gate (the communicator's lock).
 #[test]
-fn abort_during_leave_blocking_is_safe() {
+fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -135,12 +135,12 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
 }
 
 #[test]
-fn abort_during_revoke_is_safe() {
+fn abort_during_revoke_frees_no_value_in_use() {
     check_abort_during_revoke(|gate| gate.set(State::Revoked).is_ok());
 }
 
 #[test]
-fn abort_during_a_state_change_is_safe() {
+fn abort_during_a_state_change_frees_no_value_in_use() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
@@ -148,7 +148,7 @@ fn abort_during_a_state_change_is_safe() {
 /// gate, marked as possibly blocked. A finalizing thread does not wait for marked readers. This is
 /// safe, because the finalization fails if the state has changed.
 #[test]
-fn finalize_during_revoke_is_safe() {
+fn finalize_during_revoke_frees_no_value_in_use() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);

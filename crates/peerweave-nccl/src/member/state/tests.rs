@@ -75,7 +75,7 @@ fn gate_that_one_thread_has_entered_refuses_other_threads() {
 }
 
 #[test]
-fn try_enter_blocking_succeeds_only_on_live_communicators() {
+fn immediate_gate_entry_succeeds_only_on_live_communicators() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("the gate is open");

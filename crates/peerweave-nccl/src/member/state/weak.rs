@@ -60,7 +60,7 @@ fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
 const LONG: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn abort_during_try_enter_blocking_frees_no_value_in_use() {
+fn abort_during_an_immediate_entry_frees_no_value_in_use() {
     against_an_abort(LONG, |shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -69,7 +69,7 @@ fn abort_during_try_enter_blocking_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_enter_blocking_frees_no_value_in_use() {
+fn abort_during_a_blocking_call_frees_no_value_in_use() {
     against_an_abort(LONG, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -84,7 +84,7 @@ fn abort_during_enter_blocking_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_enter_shared_frees_no_value_in_use() {
+fn abort_during_the_entry_of_a_reader_frees_no_value_in_use() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -105,7 +105,7 @@ fn abort_during_revoke_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_leave_blocking_frees_no_value_in_use() {
+fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
