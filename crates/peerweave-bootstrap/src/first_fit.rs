@@ -5,8 +5,8 @@ use std::collections::BTreeMap;
 
 /// The free ranges and the allocated ranges of a heap.
 ///
-/// An allocation gets the lowest free range that fits. So if all PEs make the same calls in the same
-/// order, they get the same offsets without communication.
+/// An allocation gets the lowest free range that fits. So if all PEs make the same calls in the
+/// same order, they get the same offsets without communication.
 ///
 /// ```
 /// use peerweave_bootstrap::first_fit::FirstFit;
@@ -22,8 +22,8 @@ use std::collections::BTreeMap;
 #[derive(Clone, Debug)]
 pub struct FirstFit {
     unit_bytes: u64,
-    // For the start of each range, a map contains the length of the range in bytes. Invariants: free
-    // ranges neither touch nor overlap; the free and allocated ranges together are exactly the
+    // For the start of each range, a map contains the length of the range in bytes. Invariants:
+    // free ranges neither touch nor overlap; the free and allocated ranges together are exactly the
     // ranges that were passed to `add`.
     free: BTreeMap<u64, u64>,
     allocated: BTreeMap<u64, u64>,
@@ -31,8 +31,8 @@ pub struct FirstFit {
 
 impl FirstFit {
     /// Creates a heap without memory. The start and the length of each allocation will be multiples
-    /// of `unit_bytes`, which is a power of two. If the unit is at least as long as a cache line, no
-    /// cache line has data of two allocations.
+    /// of `unit_bytes`, which is a power of two. If the unit is at least as long as a cache line,
+    /// no cache line has data of two allocations.
     ///
     /// # Panics
     /// If `unit_bytes` is not a power of two.
@@ -60,9 +60,9 @@ impl FirstFit {
         }
     }
 
-    /// Allocates `bytes` bytes, rounded up to whole units and to at least one unit. The offset is the
-    /// lowest one that fits and is a multiple of `alignment`, a power of two. Returns `None` if no
-    /// free range is large enough.
+    /// Allocates `bytes` bytes, rounded up to whole units and to at least one unit. The offset is
+    /// the lowest one that fits and is a multiple of `alignment`, a power of two. Returns `None` if
+    /// no free range is large enough.
     #[must_use]
     pub fn allocate(&mut self, bytes: u64, alignment: u64) -> Option<u64> {
         let bytes = bytes.max(1).checked_next_multiple_of(self.unit_bytes)?;
