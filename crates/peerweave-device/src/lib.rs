@@ -14,6 +14,7 @@
 //! | [`put_signal`] | data followed by a signal; waits for one or several signals | any PE |
 //! | [`mailbox`] | a ring of messages from one rank to another | the sender for a message, the receiver for an answer |
 //!
+//! [`lines`] has the 16-byte lines whose content tells the receiver whether their data has arrived.
 //! [`api`] has the functions that a kernel calls: methods of [`api::Context`] that use these
 //! protocols. [`gpu`] has the primitives of the machine: indices, barriers of a block, shared
 //! memory, and accesses with explicit order and scope. On GPUs the primitives are inline assembly
@@ -76,6 +77,8 @@ pub mod arch;
 #[cfg(not(target_arch = "nvptx64"))]
 #[allow(unsafe_code)]
 pub mod launch;
+#[allow(unsafe_code)]
+pub mod lines;
 #[allow(unsafe_code)]
 pub mod network;
 pub mod pause;

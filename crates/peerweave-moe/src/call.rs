@@ -2,8 +2,8 @@
 //! the accesses to these lines.
 
 use crate::layout::{Exchange, MAX_RANKS, NOT_MAPPED};
-use crate::line::Lines;
 use peerweave_device::gpu::{self, Fence, Sys};
+use peerweave_device::lines::Lines;
 use peerweave_device::prelude::*;
 
 impl Exchange {

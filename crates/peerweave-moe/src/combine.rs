@@ -9,7 +9,7 @@
 use crate::call::{Peers, order, pe_of};
 use crate::dispatch::each_token;
 use crate::layout::{Exchange, NOTHING};
-use crate::line::{BATCH, Operand, halves, in_batches};
+use crate::line::{BATCH, Operand, halves, in_batches, push_batch, take_batch};
 use crate::sums::{BFloat16, Class, Float16, Float32, Sums};
 use peerweave_device::gpu;
 use peerweave_device::prelude::*;
@@ -40,7 +40,7 @@ fn send<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, results:
                 sums.add(batch, &lines, |value| weight * value);
             }
             sums.round(batch, &mut lines);
-            to.push_batch(at, batch, &lines);
+            push_batch(to, at, batch, &lines);
             Ok(())
         })
     })
@@ -69,7 +69,7 @@ fn receive<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, outpu
                 let rank = left.trailing_zeros();
                 left &= left - 1;
                 let at = exchange.result(rank, token);
-                returns.take_batch(ctx, halves(exchange.sentinel), at, batch, &mut lines, || pe_of(ctx, team, rank))?;
+                take_batch(returns, ctx, halves(exchange.sentinel), at, batch, &mut lines, || pe_of(ctx, team, rank))?;
                 sums.add(batch, &lines, |value| value);
             }
             sums.round(batch, &mut lines);

@@ -6,7 +6,7 @@
 
 use crate::call::{Peers, order, pe_of};
 use crate::layout::{Exchange, MAX_LOCAL_EXPERTS, NO_SUCH_EXPERT, NOTHING, REPEATED_EXPERT, table_lines};
-use crate::line::{BATCH, Rows, halves, in_batches};
+use crate::line::{BATCH, Rows, halves, in_batches, push_batch, take, take_batch};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
@@ -103,7 +103,7 @@ pub fn moe_dispatch_send(
                     until &= until - 1;
                     next
                 };
-                peers.lines(rank).push_batch(row, batch, &values);
+                push_batch(peers.lines(rank), row, batch, &values);
             }
             Ok(())
         })?;
@@ -156,7 +156,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
     let mut outcome = Ok(());
     while rank < exchange.ranks && outcome.is_ok() {
         let at = exchange.table(bank, rank);
-        outcome = inbox.take(ctx, sentinel, at, || pe_of(ctx, team, rank)).map(|[count, _]| {
+        outcome = take(inbox, ctx, sentinel, at, || pe_of(ctx, team, rank)).map(|[count, _]| {
             counts.write(rank as usize, (count as u32).min(exchange.max_tokens));
         });
         rank += gpu::block_threads();
@@ -171,7 +171,7 @@ fn receive_tables(ctx: &Context, exchange: &Exchange, team: KernelTeam, bank: u6
         while line < table_lines(exchange.entries_per_rank()) {
             let mut value: Vector = [u64::from(NOTHING); 2];
             if line < table_lines(arriving) {
-                value = inbox.take(ctx, sentinel, at + line, || pe_of(ctx, team, rank))?;
+                value = take(inbox, ctx, sentinel, at + line, || pe_of(ctx, team, rank))?;
             }
             keep(ctx, exchange, rank, 2 * line - 2, value[0]);
             keep(ctx, exchange, rank, 2 * line - 1, value[1]);
@@ -329,7 +329,7 @@ pub fn moe_dispatch_receive(
         let at = exchange.row(bank, rank, token);
         in_batches(exchange.row_lines(), |batch| {
             let mut values = [[0; 2]; BATCH];
-            inbox.take_batch(ctx, halves(exchange.sentinel), at, batch, &mut values, || pe_of(ctx, team, rank))?;
+            take_batch(inbox, ctx, halves(exchange.sentinel), at, batch, &mut values, || pe_of(ctx, team, rank))?;
             let mut left = wanted;
             while left != 0 {
                 let place = u64::from(places.read(entry + left.trailing_zeros() as usize));

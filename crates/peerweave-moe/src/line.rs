@@ -5,6 +5,7 @@
 use crate::layout::Exchange;
 use crate::piece;
 use peerweave_device::gpu::{self, Vector};
+use peerweave_device::lines::{Lines, has_arrived};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
@@ -81,117 +82,73 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), F
     Ok(())
 }
 
-/// Lines through which ranks exchange data, at an address of this PE or of a mapped peer.
-#[derive(Clone, Copy)]
-pub(crate) struct Lines(u64);
-
-impl Lines {
-    /// Returns the lines at an address.
-    ///
-    /// # Safety
-    /// The memory at the address contains every line that the caller accesses. While the kernel
-    /// runs, all accesses to this memory read or write whole lines.
-    #[inline(always)]
-    pub(crate) unsafe fn at(address: u64) -> Self {
-        Self(address)
-    }
-
-    /// Writes a line of this PE or of a mapped peer.
-    #[inline(always)]
-    pub(crate) fn push(self, line: u64, value: Vector) {
-        // SAFETY: the caller of `at` guaranteed the line.
-        unsafe { gpu::store_line_relaxed(pointer(self.0 + 16 * line), value) };
-    }
-
-    /// Writes the lines of a batch. The batch belongs to the row that begins at line `row`.
-    #[inline(always)]
-    pub(crate) fn push_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
-        if batch.is_piece() {
-            // SAFETY: the caller of `at` guaranteed the lines.
-            unsafe { piece::store(self.0 + 16 * (row + batch.first), batch.piece(values)) };
-        } else {
-            batch.each(|index| self.push(row + batch.line(index), values[index]));
-        }
-    }
-
-    /// Reads a line, without checking whether the line has arrived.
-    #[inline(always)]
-    fn look(self, line: u64) -> Vector {
-        // SAFETY: the caller of `at` guaranteed the line.
-        unsafe { gpu::load_line_relaxed(pointer(self.0 + 16 * line)) }
-    }
-
-    /// Waits until the data of a line has arrived. Then writes `sentinel` to the line, so that a
-    /// later call can wait for new data, and returns the data. `sentinel` is the content of a line
-    /// whose data has not arrived.
-    ///
-    /// # Errors
-    /// If the data has not arrived before the deadline. The failure names the PE with the number
-    /// that `sender` returns: the PE that should have sent the data.
-    #[inline(always)]
-    pub(crate) fn take(self, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
-        let look = || Some(self.look(line)).filter(|found| has_arrived(*found, sentinel));
-        let found = ctx.poll(KernelOp::AllToAll, look, sender)?;
-        self.push(line, sentinel);
-        Ok(found)
-    }
-
-    /// Waits until the data of all lines in a batch has arrived, and writes the data to `found`.
-    /// Then writes `sentinel` to the lines, so that a later call can wait for new data. The batch
-    /// belongs to the row that begins at line `row`.
-    ///
-    /// # Errors
-    /// If the data of a line has not arrived before the deadline. The failure names the PE with the
-    /// number that `sender` returns: the PE that should have sent the data.
-    #[inline(always)]
-    pub(crate) fn take_batch(
-        self,
-        ctx: &Context,
-        sentinel: Vector,
-        row: u64,
-        batch: Batch,
-        found: &mut [Vector; BATCH],
-        sender: impl Fn() -> u32,
-    ) -> Result<(), Failed> {
-        let start = self.0 + 16 * (row + batch.first);
-        let look = || {
-            let mut all = true;
-            if batch.is_piece() {
-                let found = batch.piece_mut(found);
-                // SAFETY: the caller of `at` guaranteed the lines.
-                unsafe { piece::load(start, found) };
-                all = have_arrived(found, sentinel);
-            } else {
-                batch.each(|index| {
-                    found[index] = self.look(row + batch.line(index));
-                    all &= has_arrived(found[index], sentinel);
-                });
-            }
-            all.then_some(())
-        };
-        ctx.poll(KernelOp::AllToAll, look, sender)?;
-        if batch.is_piece() {
-            // SAFETY: as above.
-            unsafe { piece::store(start, batch.piece(&[sentinel; BATCH])) };
-        } else {
-            batch.each(|index| self.push(row + batch.line(index), sentinel));
-        }
-        Ok(())
+/// Writes the lines of a batch. The batch belongs to the row that begins at line `row` of `lines`.
+#[inline(always)]
+pub(crate) fn push_batch(lines: Lines, row: u64, batch: Batch, values: &[Vector; BATCH]) {
+    if batch.is_piece() {
+        // SAFETY: the caller of `Lines::at` guaranteed the lines.
+        unsafe { piece::store(lines.from(row + batch.first).address(), batch.piece(values)) };
+    } else {
+        batch.each(|index| lines.push(row + batch.line(index), values[index]));
     }
 }
 
-/// Returns whether a line has arrived. `line` is the content of the line, and `sentinel` is the
-/// content of a line that has not arrived.
+/// Waits until the data of a line has arrived. Then writes `sentinel` to the line, so that a later
+/// call can wait for new data, and returns the data. `sentinel` is the content of a line whose data
+/// has not arrived.
 ///
-/// On GPUs a line is written by one access. On the host a line is written by two accesses, one for
-/// each half, and either half may become visible first.
+/// # Errors
+/// If the data has not arrived before the deadline. The failure names the PE with the number that
+/// `sender` returns: the PE that should have sent the data.
 #[inline(always)]
-fn has_arrived(line: Vector, sentinel: Vector) -> bool {
-    if cfg!(target_arch = "nvptx64") {
-        line[0] != sentinel[0] || line[1] != sentinel[1]
+pub(crate) fn take(lines: Lines, ctx: &Context, sentinel: Vector, line: u64, sender: impl Fn() -> u32) -> Result<Vector, Failed> {
+    let look = || Some(lines.look(line)).filter(|found| has_arrived(*found, sentinel));
+    let found = ctx.poll(KernelOp::AllToAll, look, sender)?;
+    lines.push(line, sentinel);
+    Ok(found)
+}
+
+/// Waits until the data of all lines in a batch has arrived, and writes the data to `found`. Then
+/// writes `sentinel` to the lines, so that a later call can wait for new data. The batch belongs to
+/// the row that begins at line `row` of `lines`.
+///
+/// # Errors
+/// If the data of a line has not arrived before the deadline. The failure names the PE with the
+/// number that `sender` returns: the PE that should have sent the data.
+#[inline(always)]
+pub(crate) fn take_batch(
+    lines: Lines,
+    ctx: &Context,
+    sentinel: Vector,
+    row: u64,
+    batch: Batch,
+    found: &mut [Vector; BATCH],
+    sender: impl Fn() -> u32,
+) -> Result<(), Failed> {
+    let start = lines.from(row + batch.first).address();
+    let look = || {
+        let mut all = true;
+        if batch.is_piece() {
+            let found = batch.piece_mut(found);
+            // SAFETY: the caller of `Lines::at` guaranteed the lines.
+            unsafe { piece::load(start, found) };
+            all = have_arrived(found, sentinel);
+        } else {
+            batch.each(|index| {
+                found[index] = lines.look(row + batch.line(index));
+                all &= has_arrived(found[index], sentinel);
+            });
+        }
+        all.then_some(())
+    };
+    ctx.poll(KernelOp::AllToAll, look, sender)?;
+    if batch.is_piece() {
+        // SAFETY: as above.
+        unsafe { piece::store(start, batch.piece(&[sentinel; BATCH])) };
     } else {
-        (line[0] != sentinel[0]) & (line[1] != sentinel[1])
+        batch.each(|index| lines.push(row + batch.line(index), sentinel));
     }
+    Ok(())
 }
 
 /// Returns whether the data of all lines has arrived. `lines` has the contents of the lines, and

@@ -5,9 +5,9 @@
 //! one relaxed atomic access, or by an instruction that has the same effects.
 
 use peerweave_device::gpu::Vector;
+use peerweave_device::lines::LINE_BYTES;
 
-/// Size in bytes of a line, the unit in which kernels move tokens and results.
-const LINE: u64 = size_of::<Vector>() as u64;
+const LINE: u64 = LINE_BYTES as u64;
 
 #[inline(always)]
 fn pointer(address: u64) -> *mut Vector {

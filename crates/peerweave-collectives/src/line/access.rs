@@ -1,11 +1,9 @@
-//! Reads and writes lines in operands of any alignment and length, and in staging areas.
+//! Reads and writes lines in operands of any alignment and length.
 
 use crate::epoch::pointer;
 use crate::line::reduce::{Class, FromBits};
 use peerweave_device::gpu::{self, Piece, Vector};
-
-/// Size in bytes of a line, the unit in which the kernels move data.
-pub const LINE_BYTES: usize = size_of::<Vector>();
+use peerweave_device::lines::LINE_BYTES;
 
 /// Returns the number of elements of type `T` in a 16-byte line.
 pub(crate) const fn per_line<T>() -> usize {
@@ -172,68 +170,5 @@ unsafe fn scatter<P: Piece + FromBits>(to: *mut P, n: u32, low: u64, high: u64) 
         let half = if k * bits < 64 { low } else { high };
         // SAFETY: the index is below the number of elements.
         unsafe { P::store_global(to.add(k as usize), P::from_bits(half >> (k * bits % 64))) };
-    }
-}
-
-/// The address of consecutive 16-byte lines in the staging area of a rank.
-#[derive(Clone, Copy)]
-pub(crate) struct Lines(u64);
-
-impl Lines {
-    /// Returns the lines that start at `address`.
-    ///
-    /// # Safety
-    /// All lines that the caller indexes lie in the staging area of this rank or of a mapped peer.
-    /// While the kernel runs, all accesses to these lines read or write whole lines.
-    #[inline(always)]
-    pub(crate) unsafe fn at(address: u64) -> Self {
-        Self(address)
-    }
-
-    /// Returns the corresponding lines in another staging area: the lines at the same offset.
-    /// `area` is the address of the area that contains the lines of `self`. `other` is the address
-    /// of the other area.
-    ///
-    /// # Safety
-    /// As for [`Self::at`], for the lines in the other area.
-    #[inline(always)]
-    pub(crate) unsafe fn beside(self, area: u64, other: u64) -> Self {
-        Self(self.0 - area + other)
-    }
-
-    /// Returns the lines of `self` without the first `line` lines. Line 0 of the result is the line
-    /// of `self` with the index `line`.
-    #[inline(always)]
-    pub(crate) fn from(self, line: u64) -> Self {
-        Self(self.0 + line * LINE_BYTES as u64)
-    }
-
-    /// Writes the line with the index `line` by one relaxed store.
-    #[inline(always)]
-    pub(crate) fn push(self, line: u64, value: Vector) {
-        // SAFETY: the caller of `at` guaranteed the line.
-        unsafe { gpu::store_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64), value) };
-    }
-
-    /// Reads the line with the index `line` by one relaxed load. If the line's data has not
-    /// arrived, the line holds the sentinel.
-    #[inline(always)]
-    pub(crate) fn look(self, line: u64) -> Vector {
-        // SAFETY: the caller of `at` guaranteed the line.
-        unsafe { gpu::load_line_relaxed(pointer(self.0 + line * LINE_BYTES as u64)) }
-    }
-}
-
-/// Returns whether the data of a line has arrived. A line whose data has not arrived contains the
-/// sentinel.
-///
-/// On GPUs, one access writes a line. On the host, two accesses write the two words of a line, and
-/// either word may become visible first.
-#[inline(always)]
-pub(crate) fn has_arrived(line: Vector, sentinel: [u64; 2]) -> bool {
-    if cfg!(target_arch = "nvptx64") {
-        line[0] != sentinel[0] || line[1] != sentinel[1]
-    } else {
-        line[0] != sentinel[0] && line[1] != sentinel[1]
     }
 }

@@ -10,5 +10,6 @@ pub(crate) mod push;
 pub(crate) mod reduce;
 pub(crate) mod wait;
 
-pub use access::LINE_BYTES;
-pub(crate) use access::{Lines, Operand, has_arrived, per_line};
+pub(crate) use access::{Operand, per_line};
+pub use peerweave_device::lines::LINE_BYTES;
+pub(crate) use peerweave_device::lines::{Lines, has_arrived};
