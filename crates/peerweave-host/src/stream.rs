@@ -401,9 +401,10 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     let waited = started.elapsed();
     let missing = shared.teams.missing(&shared.peers);
     // A wait with the deadline of the world gets a grace time, if the deadline of the operation has
-    // just passed too. It then ends with the error of the operation, which names the cause. A
-    // shorter limit of a caller gets no grace time.
-    if missing.is_empty() && within == shared.peers.deadline && waited < within + COMPLETION_GRACE {
+    // just passed too. It then ends with the error of the operation, which names the cause. If only
+    // one PE is missing, the cause is known already. A shorter limit of a caller gets no grace
+    // time.
+    if missing.len() != 1 && within == shared.peers.deadline && waited < within + COMPLETION_GRACE {
         return Ok(Duration::from_millis(1));
     }
     // A kernel has its own deadline, which may have begun later, and will report the PE that was

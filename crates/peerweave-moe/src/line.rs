@@ -39,10 +39,21 @@ impl Batch {
     /// the batch.
     #[inline(always)]
     pub(crate) fn each(self, mut with: impl FnMut(usize)) {
-        for index in 0..BATCH {
+        let mut if_exists = |index| {
             if index < self.count {
                 with(index);
             }
+        };
+        if cfg!(target_arch = "nvptx64") {
+            // Written out, because the compiler does not unroll a loop with a long body. Without
+            // constant indices the lines would not stay in registers.
+            const { assert!(!cfg!(target_arch = "nvptx64") || BATCH == 4) };
+            if_exists(0);
+            if_exists(1);
+            if_exists(2);
+            if_exists(3);
+        } else {
+            (0..BATCH).for_each(if_exists);
         }
     }
 

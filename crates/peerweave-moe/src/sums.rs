@@ -76,11 +76,7 @@ impl Class for BFloat16 {
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline(always)]
     fn narrow(value: f32) -> u16 {
-        let bits = value.to_bits();
-        // The carry of the rounding must not turn a NaN into another value.
-        let quiet = (bits >> 16) | 0x40;
-        let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
-        (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
+        gpu::bf16_bits(value)
     }
 }
 

@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::sync::Arc;
+use std::sync::{Arc, Barrier};
 use std::time::{Duration, Instant};
 
 use common::*;
@@ -97,6 +97,8 @@ fn windows_of_different_lengths_require_nccl_2_30_7() {
 #[test]
 fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
     fakes(2).run(|| {
+        // The peer has enqueued its wait, and enqueues nothing else until the last put.
+        let is_waiting = Barrier::new(2);
         ranks(2, &Config::new(), |comm, stream| {
             let memory = |len: usize| NcclMem::from_slice(comm.nccl(), &stream, &vec![1.0f32; len]).expect("memory is allocated");
             let target = memory(if comm.rank() == Rank::new(0) { 8 } else { 64 });
@@ -107,6 +109,7 @@ fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
                 let put = |offset| comm.put_signal(&stream, &target, Rank::new(1), &window, offset, Signal::default());
                 // The puts at offsets 7, 8 and 56 are inside the peer's window.
                 put(7).expect("the offset is inside this rank's window");
+                is_waiting.wait();
                 let before = counted("collectives");
                 for offset in [8, 56] {
                     assert_eq!(
@@ -119,9 +122,11 @@ fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
                     "put_signal: the peer's window has 64 elements, expected at least 65"
                 );
                 assert_eq!(counted("collectives"), before, "nothing was enqueued");
+                put(7).expect("the offset is inside this rank's window");
             } else {
-                comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 1 }])
+                comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 2 }])
                     .expect("the call is enqueued");
+                is_waiting.wait();
             }
             comm.wait(&stream, DEADLINE).expect("the work completes");
             window.deregister(&stream, DEADLINE).expect("all ranks unregister");

@@ -256,26 +256,49 @@ pub fn stream_put_element(ctx: &Context, element: SymSlice<u8>, bits: u64, bytes
 }
 
 /// Sets each of `count` elements, starting at `first`, to the low `bytes` bytes of `bits`. `bytes`
-/// is 2, 4 or 8. The grid's threads divide the elements among themselves.
+/// is 2, 4 or 8. The grid's threads divide the memory among themselves. They write vectors of 16
+/// bytes, and single elements before the first and after the last aligned vector.
 #[kernel]
 pub fn stream_fill(first: DeviceSlice<u8>, bits: u64, bytes: u32, count: u64) {
     let threads = u64::from(gpu::grid_dim().x) * u64::from(gpu::block_dim().x);
     let start = u64::from(gpu::block_idx().x) * u64::from(gpu::block_dim().x) + u64::from(gpu::thread_idx().x);
+    let (address, bytes) = (first.address(), u64::from(bytes));
+    let before = ((address.next_multiple_of(VECTOR_BYTES) - address) / bytes).min(count);
+    let vectors = (count - before) * bytes / VECTOR_BYTES;
+    let after = before + vectors * (VECTOR_BYTES / bytes);
+    // The elements of a vector, four, two or one in each half.
+    let half = match bytes {
+        2 => (bits & 0xffff) * 0x0001_0001_0001_0001,
+        4 => (bits & 0xffff_ffff) * 0x0000_0001_0000_0001,
+        _ => bits,
+    };
+    let mut index = start;
+    while index < vectors {
+        let to = core::ptr::with_exposed_provenance_mut((address + before * bytes + index * VECTOR_BYTES) as usize);
+        // SAFETY: the launch gives the address of the elements, and this aligned vector consists of
+        // elements.
+        unsafe { gpu::store_vector_global(to, [half, half]) };
+        index += threads;
+    }
     // SAFETY: the launch gives the address of that many aligned elements of `bytes` bytes.
     let (halves, words, wide) = unsafe {
         (
-            DeviceSlice::<u16>::from_raw(first.address(), count as usize),
-            DeviceSlice::<u32>::from_raw(first.address(), count as usize),
-            DeviceSlice::<u64>::from_raw(first.address(), count as usize),
+            DeviceSlice::<u16>::from_raw(address, count as usize),
+            DeviceSlice::<u32>::from_raw(address, count as usize),
+            DeviceSlice::<u64>::from_raw(address, count as usize),
         )
     };
     let mut index = start;
-    while index < count {
+    while index < count - (after - before) {
+        let element = if index < before { index } else { index + (after - before) } as usize;
         match bytes {
-            2 => halves.write(index as usize, bits as u16),
-            4 => words.write(index as usize, bits as u32),
-            _ => wide.write(index as usize, bits),
+            2 => halves.write(element, bits as u16),
+            4 => words.write(element, bits as u32),
+            _ => wide.write(element, bits),
         }
         index += threads;
     }
 }
+
+/// Size in bytes of the vectors that [`stream_fill()`] writes.
+const VECTOR_BYTES: u64 = 16;

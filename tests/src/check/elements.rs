@@ -6,8 +6,8 @@
 use crate::data::sample::hash;
 use num_complex::Complex;
 use peerweave::{
-    Bool, Buffer, Compare, Element, MisuseKind, Number, Parts, Rank, ReduceFn, ReduceOp, Strides, Symmetric, Team, VectorCounts,
-    World,
+    Bool, Buffer, Compare, Element, MisuseKind, Number, Parts, Rank, ReduceFn, ReduceOp, Stream, Strides, Symmetric, Team,
+    VectorCounts, World,
 };
 
 /// A struct with fields of several types, of 32 bytes.
@@ -167,10 +167,28 @@ fn one_sided<T: Make>(world: &World, team: &Team, count: usize) {
     }
     stream.fill(&x, value(5, me, 1)).unwrap().wait().unwrap();
     assert!(x.to_vec().unwrap().iter().all(|&found| found == value(5, me, 1)));
+    fill_ranges(&stream, &x, [value(5, me, 1), value(7, me, 1)]);
     x.store(last, value(6, me, 0)).unwrap();
     assert_eq!(x.load(last).unwrap(), value(6, me, 0));
     x.release().unwrap();
     words.release().unwrap();
+}
+
+/// Fills ranges at many positions, and checks that only their elements change. All elements of `x`
+/// have the first of the two values.
+fn fill_ranges<T: Make>(stream: &Stream, x: &Symmetric<T>, [before, filled]: [T; 2]) {
+    let count = x.len();
+    for start in 0..count.min(9) {
+        for end in [start + 1, start + 6, start + 35, count - start / 2].map(|end| end.clamp(start, count)) {
+            let range = x.slice(start..end).unwrap();
+            stream.fill(&range, filled).unwrap();
+            stream.synchronize().unwrap();
+            for (i, found) in x.to_vec().unwrap().into_iter().enumerate() {
+                assert_eq!(found, if (start..end).contains(&i) { filled } else { before }, "element {i} of {count}");
+            }
+            stream.fill(&range, before).unwrap().wait().unwrap();
+        }
+    }
 }
 
 fn collectives<T: Make>(world: &World, team: &Team, count: usize) {

@@ -4,7 +4,7 @@
 //! `PEERWEAVE_KILLS` is the number of random kills (default 20).
 
 use peerweave::host::{HostOptions, on_threads};
-use peerweave::{Error, PeerCause, ReduceOp, Result, World};
+use peerweave::{Error, Pe, PeerCause, Rank, ReduceOp, Result, Team, World};
 use peerweave_tests::data::calls::Form;
 use peerweave_tests::data::sample::hash;
 use peerweave_tests::repeat::acts::act;
@@ -17,7 +17,7 @@ use peerweave_tests::{Job, Seat, named};
 use rustix::process::Signal;
 use std::os::unix::process::ExitStatusExt;
 use std::process::ExitCode;
-use std::sync::Mutex;
+use std::sync::{Barrier, Mutex};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -38,6 +38,7 @@ fn main() -> ExitCode {
             errors_name_a_pe_that_panics_returns_exits_or_aborts,
             errors_name_a_pe_whose_thread_panics,
             timeout_errors_name_a_stopped_pe,
+            timeout_errors_do_not_name_a_pe_that_waits_too,
             pe_that_resumes_before_the_deadline_is_awaited,
             errors_name_a_pe_killed_at_a_random_instant,
             job_with_more_pes_than_processors_has_no_errors,
@@ -395,6 +396,40 @@ fn timeout_errors_name_a_stopped_pe() {
         let (socket, mark) = (running.socket.clone(), running.mark.clone());
         drop(running);
         before.assert_nothing_new(&socket, &mark);
+    }
+}
+
+/// PE 0 makes no call. PE 1 waits for PE 0, and PE 2 waits for PE 1. The deadline of PE 2 passes
+/// before the deadline of PE 1. Both PEs must name PE 0 only.
+fn timeout_errors_do_not_name_a_pe_that_waits_too() {
+    let mut options = HostOptions::default();
+    options.deadline = Duration::from_secs(1);
+    let in_a_barrier = |team: &Team| match team.my_rank().get() {
+        1 => team.recv_blocking(&mut [0u64], Rank::new(0)),
+        _ => team.barrier_blocking(),
+    };
+    let in_a_receive = |team: &Team| {
+        let (me, mut received) = (team.my_rank().get(), [0u64]);
+        team.recv_blocking(&mut received, Rank::new(me - 1))?;
+        team.send_blocking(&received, Rank::new((me + 1) % 3))
+    };
+    for calls in [&in_a_barrier as &(dyn Fn(&Team) -> Result<()> + Sync), &in_a_receive] {
+        let (named, reported) = (Mutex::new(Vec::new()), Barrier::new(3));
+        on_threads(3, &options, |world| {
+            let me = world.my_pe().get();
+            if me == 1 {
+                sleep(Duration::from_millis(20));
+            }
+            if me > 0 {
+                let error = calls(world.team()).expect_err("PE 0 makes no call");
+                named.lock().unwrap().push((me, error.blamed(), error.to_string()));
+            }
+            reported.wait();
+        })
+        .expect("the PEs leave after their reports");
+        for (pe, blamed, error) in named.into_inner().unwrap() {
+            assert_eq!(blamed, [Pe::new(0)], "PE {pe}: {error}");
+        }
     }
 }
 

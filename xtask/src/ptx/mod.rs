@@ -9,6 +9,8 @@
 //! - inner loops of copies move vectors of 16 bytes, eight in flight ([`loops`]);
 //! - a collective that waits reads a line of 16 bytes of each rank, each by one access, before it
 //!   examines the first line ([`collectives`]);
+//! - kernels that exchange tokens move four lines of 16 bytes at a time, and the kernel that fills
+//!   memory writes 16 bytes at a time ([`vectors`]);
 //! - the compiler has not copied barriers that return a value into the paths of a branch
 //!   ([`barriers`]);
 //! - every kernel is either in the list of kernels that copy arrays or in the list of other kernels
@@ -22,6 +24,7 @@ mod collectives;
 mod loops;
 mod probes;
 mod text;
+mod vectors;
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -55,11 +58,11 @@ const CRATES: [Shipped; 4] = [
         loops: loops::check,
         barriers: barriers::check,
     },
-    // The kernels of this crate access only mapped memory, and copy nothing.
+    // The kernels of this crate access only mapped memory.
     Shipped {
         package: "peerweave-stream-kernels",
         variants: &[mapped(70), mapped(90)],
-        loops: |_, _| Outcome::default(),
+        loops: vectors::streams,
         barriers: |_| Vec::new(),
     },
     // The kernels of this crate access only mapped memory.
@@ -70,12 +73,7 @@ const CRATES: [Shipped; 4] = [
         barriers: |_| Vec::new(),
     },
     // The kernels of this crate access only mapped memory.
-    Shipped {
-        package: "peerweave-moe",
-        variants: &[mapped(70), mapped(90)],
-        loops: |_, _| Outcome::default(),
-        barriers: |_| Vec::new(),
-    },
+    Shipped { package: "peerweave-moe", variants: &[mapped(70), mapped(90)], loops: vectors::tokens, barriers: |_| Vec::new() },
 ];
 
 /// Architectures for which every kernel is assembled, unless its PTX needs a later architecture.
@@ -169,7 +167,7 @@ impl Shipped {
             findings.faults.extend(wide.faults.into_iter().map(|fault| format!("{name}: {fault}")));
             findings.faults.extend((self.barriers)(&built).into_iter().map(|fault| format!("{name}: {fault}")));
             let kernels = peerweave_build::entries(&built).len();
-            findings.summary += &format!("{name}: {kernels} kernels, {} loops of vectors", wide.checked);
+            findings.summary += &format!("{name}: {kernels} kernels, {} kernels checked for vectors", wide.checked);
             assemble(task, &path, variant, &name, &mut findings);
         }
         Ok(findings)

@@ -94,6 +94,24 @@ pub fn vote_all(mask: u32, value: bool) -> bool {
     vote_ballot(mask, !value) == 0
 }
 
+/// Converts a value to the bits of a `bf16`, rounded to nearest, ties to even. The result is the
+/// same as that of `bf16::from_f32`. The function has no branches, so the compiler can vectorise
+/// and unroll loops that call it.
+///
+/// ```
+/// use peerweave_device::{gpu, types::bf16};
+///
+/// assert_eq!(gpu::bf16_bits(1.0), bf16::ONE.to_bits());
+/// ```
+#[inline(always)]
+pub fn bf16_bits(value: f32) -> u16 {
+    let bits = value.to_bits();
+    // The carry of the rounding must not turn a NaN into another value.
+    let quiet = (bits >> 16) | 0x40;
+    let rounded = bits.wrapping_add(0x7fff + ((bits >> 16) & 1)) >> 16;
+    (if bits & 0x7fff_ffff > 0x7f80_0000 { quiet } else { rounded }) as u16
+}
+
 /// Implements `Word` for an atomic type that has the methods of `core::sync::atomic::AtomicU64`.
 /// The parameters are the type, its `Ordering` type and its fence function.
 #[cfg(not(target_arch = "nvptx64"))]
@@ -139,3 +157,18 @@ macro_rules! word_by_atomic {
 }
 #[cfg(not(target_arch = "nvptx64"))]
 pub(crate) use word_by_atomic;
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use peerweave_types::bf16;
+
+    #[test]
+    fn bf16_bits_equal_those_of_the_crate_half() {
+        for high in 0..=u32::from(u16::MAX) {
+            for low in [0, 1, 0x7fff, 0x8000, 0x8001, 0xffff] {
+                let value = f32::from_bits(high << 16 | low);
+                assert_eq!(super::bf16_bits(value), bf16::from_f32(value).to_bits(), "{high:#06x} {low:#06x}");
+            }
+        }
+    }
+}

@@ -153,8 +153,10 @@ impl Transfers {
                 // polled once again.
                 Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
                 Err(Stop::Failed(error)) => {
+                    let team = &self.pending().next().expect("no wait fails after all transfers are done").team;
+                    let error = team.name_cause(&shared.peers, *error, 1);
                     self.skip(shared, &error);
-                    return Err(Stop::Failed(error));
+                    return Err(error.into());
                 }
             }
         }

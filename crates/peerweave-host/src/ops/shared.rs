@@ -8,7 +8,7 @@ use crate::ops::point_to_point::TransferLists;
 use crate::ops::queues::Queues;
 use crate::sync::peers::Peers;
 use crate::sync::root_cause;
-use crate::sync::team::Teams;
+use crate::sync::team::{REPORT_GRACE, Teams};
 use peerweave_bootstrap::Rendezvous;
 use peerweave_core::backend::{Caps, JobShape, Place};
 use peerweave_fork::ForkGuard;
@@ -19,8 +19,8 @@ use std::time::Duration;
 
 /// Time for which a wait with the deadline of the world continues after this deadline. In this
 /// time, an operation whose own deadline has just passed still reports its error, which names the
-/// cause.
-pub(crate) const COMPLETION_GRACE: Duration = Duration::from_millis(200);
+/// cause. The operation itself may continue for [`REPORT_GRACE`] after its deadline.
+pub(crate) const COMPLETION_GRACE: Duration = REPORT_GRACE.saturating_add(Duration::from_millis(200));
 
 /// The state of the backend of one PE.
 #[derive(Debug)]

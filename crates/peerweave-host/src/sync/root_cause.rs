@@ -5,8 +5,9 @@
 //! A failure word is 0, or contains a PE and the cause of its failure. Only one PE writes each
 //! word. Each PE has one failure word for each team. It has another failure word in its page (its
 //! own part of the shared memory), for the failures of all its operations. A word for a team is
-//! written at most once. The word in the page may be replaced by a later failure, unless it names
-//! another PE that has died or left: the later failure is then a consequence.
+//! written once, or twice after a timeout: a PE first publishes the PE that is missing, and then
+//! the PE that caused the timeout. The word in the page may be replaced by a later failure, unless
+//! it names another PE that has died or left: the later failure is then a consequence.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;

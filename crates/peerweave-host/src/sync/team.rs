@@ -6,6 +6,7 @@
 
 use crate::memory::layout::{Segments, TeamBlock};
 use crate::sync::peers::Peers;
+use crate::sync::root_cause;
 use crate::sync::step::line_of;
 use peerweave_core::backend::TeamId;
 use peerweave_core::{Error, Misuse, MisuseKind, TeamName};
@@ -14,6 +15,11 @@ use std::collections::BTreeSet;
 use std::ops::Deref;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
+use std::time::{Duration, Instant};
+
+/// Time after the deadline of an operation, in which missing PEs can report that they timed out
+/// because of another PE.
+pub(crate) const REPORT_GRACE: Duration = Duration::from_millis(500);
 
 /// The state of a team on one of its members.
 #[derive(Debug)]
@@ -150,7 +156,54 @@ impl TeamState {
         }
         let entered = |block: &TeamBlock| block.words().entry[line_of(next)].has(next);
         let ranks = self.members.iter().copied().zip(&self.blocks);
-        ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect()
+        self.at_fault(peers, ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect())
+    }
+
+    /// Returns the PEs that are at fault if the PEs `missing` have not arrived. A missing PE may
+    /// have reported that it timed out in the team because of another PE. Then the other PE is at
+    /// fault.
+    fn at_fault(&self, peers: &Peers, missing: Vec<usize>) -> Vec<usize> {
+        let reported = |pe: usize| {
+            let rank = self.members.iter().position(|&member| member == pe)?;
+            root_cause::pe_of(self.blocks[rank].words().failure.word.load(Ordering::Acquire)).map(Pe::index)
+        };
+        let cause = |pe: usize| {
+            let mut seen = vec![peers.me, pe];
+            while let Some(next) = reported(seen[seen.len() - 1]).filter(|next| !seen.contains(next)) {
+                seen.push(next);
+            }
+            seen[seen.len() - 1]
+        };
+        let mut at_fault: Vec<usize> = missing.into_iter().map(cause).collect();
+        at_fault.sort_unstable();
+        at_fault.dedup();
+        at_fault
+    }
+
+    /// Returns `error`, the failure of an operation of the team. If it is a timeout for which at
+    /// least `least` PEs are missing, the returned error names only the PEs at fault.
+    ///
+    /// A missing PE may itself wait for another PE, and its deadline may pass a little later than
+    /// the deadline of this PE. So this function publishes the timeout, and waits until one PE is
+    /// at fault according to the reports of the missing PEs, for at most [`REPORT_GRACE`].
+    #[cold]
+    pub(crate) fn name_cause(&self, peers: &Peers, error: Error, least: usize) -> Error {
+        let Error::Timeout(mut timeout) = error else { return error };
+        let missing: Vec<usize> = timeout.missing.iter().map(|pe| pe.index()).collect();
+        if missing.len() < least || self.failure().is_some() {
+            return Error::Timeout(timeout);
+        }
+        let word = &self.blocks[self.rank].words().failure.word;
+        let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me);
+        let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
+        let end = Instant::now() + REPORT_GRACE;
+        let mut at_fault = self.at_fault(peers, missing.clone());
+        while Instant::now() < end && (at_fault.len() > 1 || at_fault == missing) {
+            std::thread::sleep(Duration::from_millis(1));
+            at_fault = self.at_fault(peers, missing.clone());
+        }
+        timeout.missing = at_fault.into_iter().map(|pe| Pe::new(pe as u32)).collect();
+        Error::Timeout(timeout)
     }
 
     /// Returns whether the operations before `epoch` are complete on this PE.

@@ -165,9 +165,9 @@ mod tests {
             let made = MADE.lock().unwrap_or_else(PoisonError::into_inner);
             (made.texts.len(), made.lists.len())
         };
-        back_and_forth();
-        let taken = back_and_forth();
-        assert_eq!(back_and_forth(), taken);
+        // Other tests of this process may change the environment at the same time.
+        let needs_no_more = || back_and_forth() == back_and_forth();
+        assert!((0..1000).any(|_| needs_no_more()), "every change of the environment allocates memory");
     }
 
     #[test]

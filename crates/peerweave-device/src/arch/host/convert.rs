@@ -1,6 +1,7 @@
 //! Conversions between `f32` and 16-bit or 8-bit floats. Each function converts two values, which
 //! are packed in one integer. Results are rounded to nearest even.
 
+use crate::arch;
 use peerweave_types::{F8E4M3, bf16, f16};
 
 /// Converts two values to `f16`. The first value is in the low half of the result.
@@ -18,7 +19,7 @@ pub fn f16_values(pair: u32) -> [f32; 2] {
 /// Converts two values to `bf16`. The first value is in the low half of the result.
 #[inline]
 pub fn bf16_pair([low, high]: [f32; 2]) -> u32 {
-    u32::from(bf16::from_f32(low).to_bits()) | u32::from(bf16::from_f32(high).to_bits()) << 16
+    u32::from(arch::bf16_bits(low)) | u32::from(arch::bf16_bits(high)) << 16
 }
 
 /// Converts two `bf16` values to `f32`. The first value is in the low half of `pair`.

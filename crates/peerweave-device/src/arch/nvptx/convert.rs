@@ -1,9 +1,11 @@
 //! Conversions between `f32` and 16-bit or 8-bit floats. Each function converts two values, which
 //! are packed in one register. Results are rounded to nearest even.
 
+#[cfg(not(target_feature = "sm_90"))]
+use crate::arch;
 use core::arch::asm;
 #[cfg(not(target_feature = "sm_90"))]
-use peerweave_types::{F8E4M3, bf16};
+use peerweave_types::F8E4M3;
 
 /// Converts two values to `f16`. The first value is in the low half of the result.
 #[inline(always)]
@@ -59,7 +61,7 @@ pub fn bf16_pair(values: [f32; 2]) -> u32 {
     }
     #[cfg(not(target_feature = "sm_90"))]
     {
-        u32::from(bf16::from_f32(values[0]).to_bits()) | u32::from(bf16::from_f32(values[1]).to_bits()) << 16
+        u32::from(arch::bf16_bits(values[0])) | u32::from(arch::bf16_bits(values[1])) << 16
     }
 }
 

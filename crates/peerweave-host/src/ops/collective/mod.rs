@@ -168,12 +168,17 @@ impl Turn {
             }
         };
         std::mem::forget(guard);
-        match &outcome {
+        let outcome = match outcome {
             // The operation is not complete, so it keeps its turn until the task is driven again.
             Err(Stop::BudgetSpent) => return outcome,
-            Err(Stop::Failed(error)) => fail(&step, error),
-            Ok(()) => {}
-        }
+            Err(Stop::Failed(error)) => {
+                // A rank that is missing alone does not wait for another rank of the team.
+                let error = team.name_cause(step.peers, *error, 2);
+                fail(&step, &error);
+                Err(error.into())
+            }
+            Ok(()) => Ok(()),
+        };
         team.end_epoch(self.epoch);
         outcome
     }
