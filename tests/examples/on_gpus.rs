@@ -16,7 +16,7 @@ use peerweave::{DType, F8E4M3, Pe, World, bf16, f16};
 use peerweave_cuda::{Cuda, CudaOptions};
 use peerweave_tests::check::conformance::{all_of_a_type, in_teams, shapes_for, team_of};
 use peerweave_tests::check::moe::{Case, Routing, calls_without_waits, exchange, two_exchanges};
-use peerweave_tests::check::{contexts, functions, locks, waits};
+use peerweave_tests::check::{contexts, elements, functions, locks, waits};
 use std::error::Error;
 use std::time::{Duration, Instant};
 
@@ -81,8 +81,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 5, 200, 40_000]));
     say("strided all-to-alls".to_owned(), started);
+    composite_types(&world, is_one_host, &say);
     if is_one_host {
-        one_sided(&world, say);
+        one_sided(&world, &say);
     }
     let started = Instant::now();
     teams_by_members(&world, passes, seed)?;
@@ -112,6 +113,21 @@ fn main() -> Result<(), Box<dyn Error>> {
         return Err("symmetric memory was not released".into());
     }
     Ok(())
+}
+
+/// Checks element types that consist of several values.
+fn composite_types(world: &World, is_one_host: bool, say: impl Fn(String, Instant)) {
+    const COUNTS: [usize; 4] = [1, 7, 300, 20_000];
+    let started = Instant::now();
+    in_teams(world, shapes_for(world.n_pes()), |team| {
+        if is_one_host {
+            elements::move_one_sided(world, team, &COUNTS);
+        }
+        elements::move_by_collectives(world, team, &COUNTS);
+        elements::reduce(world, team, &COUNTS);
+        elements::combine_and_stride(world, team, &COUNTS);
+    });
+    say("composite types".to_owned(), started);
 }
 
 /// Checks contexts and locks.
