@@ -45,7 +45,7 @@ fn device_memory_can_be_an_operand_of_put_get_and_copy() {
             let operand = on_device(&memory).unwrap();
             drop(memory);
             team.put(&stream, &operand.slice(1..3).unwrap(), &x.slice(..2).unwrap(), other).unwrap();
-            team.barrier(&stream).unwrap();
+            team.barrier(&stream).unwrap().wait().unwrap();
             team.get_blocking(&x, &operand, other).unwrap();
             let back = Buffer::zeroed(4);
             stream.copy(&operand, &back).unwrap().wait().unwrap();
