@@ -130,7 +130,7 @@ impl Collectives {
     /// PE alone.
     ///
     /// # Collective
-    /// All PEs of the GPU's rendezvous.
+    /// All PEs that created their `Gpu` together, by the same rendezvous.
     ///
     /// # Errors
     /// As for [`new`](Self::new).
@@ -146,7 +146,7 @@ impl Collectives {
     /// bytes on every PE's heap.
     ///
     /// # Collective
-    /// All PEs of the GPU's rendezvous. Each PE passes the members of its own team, and all PEs
+    /// All PEs that created their `Gpu` together, by the same rendezvous. Each PE passes the members of its own team, and all PEs
     /// pass the same options. A PE that is in no team passes itself as the only member.
     ///
     /// # Errors
@@ -284,7 +284,7 @@ impl Collectives {
     /// counters.
     ///
     /// # Collective
-    /// All PEs of the GPU's rendezvous. No kernel may be running on this GPU.
+    /// All PEs that created their `Gpu` together, by the same rendezvous. No kernel may be running on this GPU.
     ///
     /// # Errors
     /// [`CudaError::Bootstrap`] names a PE that did not arrive. Errors of the driver.
@@ -301,7 +301,7 @@ impl Collectives {
     /// work that uses the memory.
     ///
     /// # Collective
-    /// All PEs of the GPU's rendezvous.
+    /// All PEs that created their `Gpu` together, by the same rendezvous.
     ///
     /// # Errors
     /// Errors of the heap, in particular [`CudaError::Vmm`] while a graph uses the collectives.

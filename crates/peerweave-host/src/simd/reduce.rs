@@ -249,9 +249,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The intermediate state of a reduction between two inputs. The type is made of vector registers,
-/// because the compiler could split arrays of lanes into vectors of 16 bytes, depending on other
-/// code in the codegen unit. `cargo xtask vectors` checks that no registers are split.
+/// The state of a reduction after some inputs have been combined, and before the next input. The
+/// type is made of vector registers, because the compiler could split arrays of lanes into vectors
+/// of 16 bytes, depending on other code in the codegen unit. `cargo xtask vectors` checks that no
+/// registers are split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]

@@ -288,13 +288,13 @@ peerweave_dylib::bindings! {
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Stores in `outReq` the resources for barriers among ranks that access each other by
-        /// loads and stores.
+        /// Writes to `outReq` a description of the resources that barriers need, among ranks that
+        /// access each other's memory by loads and stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Stores in `outReq` the resources for barriers over the network.
+        /// Writes to `outReq` a description of the resources that barriers over the network need.
         "2.28.7" fn ncclGinBarrierCreateRequirement(
             comm: ncclComm_t, team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclGinBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -1,4 +1,4 @@
-//! What every subcommand reads from and writes to its caller.
+//! Input and output that all subcommands share.
 //!
 //! - `parse.rs`: parses the values of options
 //! - `output.rs`: writes lines of a result, messages and files

@@ -42,7 +42,7 @@ const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
 /// The records of the collectives and messages that each PE of this machine has begun.
 pub(crate) struct Calls {
-    /// For each PE, the mapped words in which the PE writes its records.
+    /// For each PE, the mapped memory in which the PE records the calls that it has begun.
     pages: Box<[Pages]>,
     pub(super) me: usize,
     teams: usize,
