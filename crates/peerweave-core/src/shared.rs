@@ -233,8 +233,8 @@ impl Shared {
         }
     }
 
-    /// Returns the start of any allocation of more than 0 bytes; `None` if there is no such
-    /// allocation.
+    /// Returns the offset at which some allocation of more than 0 bytes starts. The choice of the
+    /// allocation is arbitrary. Returns `None` if there is no such allocation.
     pub(crate) fn any_allocation(&self) -> Option<SymOffset> {
         self.allocations().places.keys().next().copied().map(SymOffset)
     }
@@ -259,12 +259,14 @@ impl Shared {
 #[must_use = "the report lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]
 pub struct FinalizeReport {
-    /// The symmetric buffers that had not been released, in the order in which they were allocated.
+    /// The symmetric buffers that the program had not released when the world was finalized. The
+    /// buffers are in the order in which they were allocated.
     pub leaked: Vec<LeakedBuffer>,
 }
 
 impl FinalizeReport {
-    /// Returns whether every symmetric buffer had been released.
+    /// Returns whether the program had released every symmetric buffer when the world was
+    /// finalized.
     pub fn is_clean(&self) -> bool {
         self.leaked.is_empty()
     }

@@ -25,7 +25,8 @@
 //! same on all ranks. If the words are initially zero, the first operation has epoch 1. Epochs are
 //! never reset and may wrap. Two epochs are compared by their distance. The comparison is correct
 //! if the epochs are less than 2⁶³ apart. In a barrier, a rank gets at most one epoch ahead of the
-//! other ranks. With `N` lines per rank, [`sealed`] permits `N - 1` epochs.
+//! other ranks. In [`sealed`], each rank has `N` lines, and gets at most `N - 1` epochs ahead of
+//! the other ranks.
 //!
 //! # Ordering
 //! A function whose name ends in `_relaxed` orders nothing. For all other functions, a PE that

@@ -42,7 +42,7 @@ pub struct Registry<A: 'static> {
     user: &'static str,
     /// The oldest library version that the crate `user` supports.
     oldest: Version,
-    /// What can go wrong if the process has a second library of this product. A warning contains
+    /// Text about the danger of a second library of this product in the process. A warning contains
     /// this text.
     hazard: &'static str,
     loaded: Mutex<Vec<&'static Loaded<A>>>,

@@ -142,10 +142,10 @@ impl Search {
     ///
     /// # Safety
     /// The values that `variable` returns determine which files may be loaded. The overriding
-    /// variable names one file. `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX` and `HOME`
-    /// determine directories, in which every file with one of the library's names may be loaded.
-    /// Each of these files must be the library that this search is for, and running its
-    /// initialisers must be sound.
+    /// variable names a file or a directory. `PATH`, `PYTHONPATH`, `VIRTUAL_ENV`, `CONDA_PREFIX`
+    /// and `HOME` determine further directories. In each directory, every file with one of the
+    /// library's names may be loaded. Each of these files must be the library that this search is
+    /// for, and running its initialisers must be sound.
     ///
     /// # Errors
     /// As for [`open`](Self::open).

@@ -26,18 +26,34 @@ fn send<C: Class>(ctx: &Context, exchange: &Exchange, team: KernelTeam, results:
         let entry = exchange.entry(rank, token);
         in_batches(result_lines, |batch| {
             let (mut sums, mut lines) = (Sums::<C>::new(), [[0; 2]; BATCH]);
+            let row = |left: u32| u64::from(places.read(entry + left.trailing_zeros() as usize)) * result_lines;
+            let weight = |left: u32| f32::from_bits((entries.read(entry + left.trailing_zeros() as usize) >> 32) as u32);
             let mut left = wanted;
             while left != 0 {
-                let index = entry + left.trailing_zeros() as usize;
-                left &= left - 1;
-                let place = u64::from(places.read(index));
-                let weight = f32::from_bits((entries.read(index) >> 32) as u32);
-                if left != 0 {
-                    let next = u64::from(places.read(entry + left.trailing_zeros() as usize));
-                    results.prefetch_batch(next * result_lines, batch);
+                let (this, next) = (left, left & (left - 1));
+                if cfg!(target_arch = "nvptx64") {
+                    // The accesses to two rows are in flight at the same time.
+                    let mut others = [[0; 2]; BATCH];
+                    results.read_batch(row(this), batch, &mut lines);
+                    if next != 0 {
+                        results.read_batch(row(next), batch, &mut others);
+                    }
+                    let factor = weight(this);
+                    sums.add(batch, &lines, |value| factor * value);
+                    if next != 0 {
+                        let factor = weight(next);
+                        sums.add(batch, &others, |value| factor * value);
+                    }
+                    left = next & next.wrapping_sub(1);
+                } else {
+                    if next != 0 {
+                        results.prefetch_batch(row(next), batch);
+                    }
+                    results.read_batch(row(this), batch, &mut lines);
+                    let factor = weight(this);
+                    sums.add(batch, &lines, |value| factor * value);
+                    left = next;
                 }
-                results.read_batch(place * result_lines, batch, &mut lines);
-                sums.add(batch, &lines, |value| weight * value);
             }
             sums.round(batch, &mut lines);
             push_batch(to, at, batch, &lines);

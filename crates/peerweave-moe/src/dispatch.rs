@@ -271,17 +271,13 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
         expert += threads;
     }
     gpu::sync_threads();
-    let mut expert = thread;
-    while expert <= experts {
-        let mut first = 0;
-        for earlier in 0..expert {
-            first += totals.read(earlier);
-        }
-        if expert < experts {
-            firsts.write(expert, first);
-        }
-        offsets.write(expert, first);
-        expert += threads;
+    if warp == 0 {
+        add_up(experts, totals, |expert, first| {
+            if expert < experts {
+                firsts.write(expert, first);
+            }
+            offsets.write(expert, first);
+        });
     }
     gpu::sync_threads();
     let mut start = per_warp * warp;
@@ -295,6 +291,34 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
             }
         }
         start += lanes;
+    }
+}
+
+/// Calls `each` with the number of each expert, and with the sum of the totals of the experts
+/// before it. Also calls `each` with the number of experts and the sum of all totals. All threads
+/// of one warp call this function, and divide the experts among themselves.
+#[inline(always)]
+fn add_up(experts: usize, totals: SharedSlice<u32>, each: impl Fn(usize, u32)) {
+    let (members, lane, lanes) = (gpu::warp_members(), gpu::lane(), gpu::warp_mask().count_ones());
+    let (mut start, mut before) = (0, 0);
+    while start < experts {
+        let expert = start + lane as usize;
+        let total = if expert < experts { totals.read(expert) } else { 0 };
+        // After each step, `sum` includes the totals of twice as many lanes.
+        let (mut sum, mut by) = (total, 1);
+        while by < lanes {
+            let other = gpu::shuffle_up(members, sum, by);
+            sum += if lane >= by { other } else { 0 };
+            by *= 2;
+        }
+        if expert < experts {
+            each(expert, before + sum - total);
+        }
+        before += gpu::shuffle_idx(members, sum, lanes - 1);
+        start += lanes as usize;
+    }
+    if lane == 0 {
+        each(experts, before);
     }
 }
 

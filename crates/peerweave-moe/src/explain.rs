@@ -4,7 +4,8 @@ use crate::layout::{NO_SUCH_EXPERT, NOT_MAPPED, REPEATED_EXPERT};
 use peerweave_core::Error;
 use peerweave_types::Pe;
 
-/// The values of an exchange that error messages contain.
+/// The values that error messages about an exchange contain: the total number of experts, and this
+/// PE.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Words {
     pub(crate) experts: usize,

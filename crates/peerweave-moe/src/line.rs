@@ -288,8 +288,8 @@ pub(crate) struct Rows {
     streams: bool,
 }
 
-/// On the host, writes of tokens bypass the caches if a call writes at least this number of bytes.
-/// The number counts the tokens that all ranks together write in the call.
+/// Threshold, in bytes, for writes of tokens on the host. The writes bypass the caches if all ranks
+/// together write at least this number of bytes in a call. The bytes of scales do not count.
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {

@@ -34,8 +34,8 @@ pub const OUTCOME_BITS: usize = 2;
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
     /// Condition: all awaited words that are not excluded satisfy the comparison. The kernel writes
-    /// one value to word 1 of the outcome: the non-excluded word with the highest index, or 0 if
-    /// all words are excluded.
+    /// the value of one awaited word to word 1 of the outcome. This awaited word is the
+    /// non-excluded word with the highest index. If all words are excluded, the kernel writes 0.
     pub const ALL: u32 = 0;
     /// Condition: at least one awaited word that is not excluded satisfies the comparison, or all
     /// words are excluded. The kernel writes one value to word 1 of the outcome: 1 plus the index
@@ -121,12 +121,12 @@ fn mark(ctx: &Context, words: &AwaitedWords<impl Fn(usize) -> u64, impl Fn(usize
 
 /// Waits until words on this PE, the awaited words, satisfy `condition`, which is a constant of
 /// [`until`]. If `once` is not 0, tests the awaited words only once.
-///
 /// Each awaited word has `size` bytes. `sign` is the sign bit of signed words, or 0 for unsigned
 /// words. `exclude` is empty or has a bit for each awaited word. A word whose bit is 1 is excluded.
 /// Awaited word `i` is compared with `values[i]`, or with `value` if `values` is empty. `compare`
 /// is the comparison as `u32`. For [`until::ANY`] and [`until::SOME`], the kernel searches from
-/// awaited word `start` on.
+/// awaited word `start` to the last awaited word. Then the kernel searches the awaited words before
+/// `start`, from word 0 on.
 ///
 /// For [`until::SOME`], the kernel also writes one bit for each awaited word to the array
 /// `outcome`, from index [`OUTCOME_BITS`] on. The array must have room for these bits.

@@ -28,7 +28,8 @@ impl From<Disagreement> for VmmError {
 }
 
 /// Sends this PE's outcome of a collective call to all PEs of the job, and receives their outcomes.
-/// Returns the blobs of all PEs, in ascending order of the PEs.
+/// An outcome is a blob of data or an error. If no PE has an error, returns the blobs of all PEs,
+/// in ascending order of the PEs.
 ///
 /// `label` identifies the exchange. `call` describes the call: its name, its arguments and the
 /// state in which it started. `label` and `call` must be the same on all PEs. `outcome` is this

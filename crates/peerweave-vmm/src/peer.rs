@@ -117,8 +117,8 @@ pub fn pair(from: usize, to: usize) -> Result<PairInfo, VmmError> {
 }
 
 /// Enables the context `from` to access plain allocations of the context `to`. A [`Mapping`] does
-/// not need this call, because each mapping has its own rights. If access is already enabled, this
-/// function succeeds.
+/// not need this call, because [`Mapping::allow`] sets the access rights of each mapping. If access
+/// is already enabled, this function succeeds.
 ///
 /// # Errors
 /// [`VmmError::Unsupported`] if the device of `from` cannot access the memory of the device of

@@ -4,9 +4,9 @@
 //!
 //! `launch.rs` starts processes, and `table.rs` prints results. Each other module contains the
 //! checks of one of these subcommands. `check SUBCOMMAND --help` lists its options.
-//!
 //! Invariant: every wait has a deadline, and so does the whole run. The last line of output is `OK
-//! ...` with exit status 0, or `FAILED ...` with exit status 1.
+//! ...` with exit status 0, or `FAILED ...` with exit status 1. In a PE that a launcher started,
+//! the number of the PE precedes `OK`, as in `PE 0: OK ...`.
 
 mod device;
 mod launch;

@@ -29,14 +29,14 @@ pub struct Machine {
 /// A NUMA node.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct NumaNode {
-    /// Number that the operating system gives to the node.
+    /// Number that the operating system gives to the NUMA node.
     pub node: usize,
     /// CPUs of the node, such as `0-3,8`.
     pub cpus: String,
 }
 
 impl NumaNode {
-    /// Returns the node as text: its number and its CPUs.
+    /// Returns the NUMA node as text: its number and its CPUs.
     pub fn text(&self) -> String {
         format!("{}: CPUs {}", self.node, self.cpus)
     }

@@ -73,7 +73,7 @@ fn check(ptx: &str, kernels: &[Kernel]) -> Outcome {
             }
         }
         let locals = operations.iter().filter(|found| LOCAL.iter().any(|local| found.starts_with(local))).count();
-        if locals > 0 {
+        if locals > 0 && !expected.is_empty() {
             outcome.faults.push(format!("{kernel} accesses local memory {locals} times, expected never"));
         }
         outcome.checked += 1;

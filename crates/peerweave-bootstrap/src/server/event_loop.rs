@@ -450,8 +450,8 @@ impl EventLoop {
         }
     }
 
-    /// Executes the commands that have arrived. If a command stops the server, returns the time for
-    /// which the server then waits until the PEs have read their answers.
+    /// Executes the commands that have arrived. If a command stops the server, returns the maximum
+    /// time for which the server then waits until its answers have been written to the sockets.
     fn run_commands(&mut self) -> Option<Duration> {
         let mut end = None;
         let mut out = Vec::new();
@@ -469,7 +469,8 @@ impl EventLoop {
         end
     }
 
-    /// Fails all pending requests, and waits up to `linger` until the PEs have read the answers.
+    /// Handles frames that have already arrived, and then fails all pending requests. Waits up to
+    /// `linger` until the answers have been written to the sockets.
     fn finish(&mut self, linger: Duration, events: &mut Events) {
         // Frames that were sent before the end are still handled. For example, PE 0 may just have
         // given up, and the other PEs need the reason. Connections of PEs in this process are read

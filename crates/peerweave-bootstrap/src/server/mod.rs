@@ -147,8 +147,8 @@ impl std::fmt::Debug for Shared {
 }
 
 impl Server {
-    /// Maximum time for which [`shutdown`](Self::shutdown) waits until PEs have read their last
-    /// frames.
+    /// Maximum time for which [`shutdown`](Self::shutdown) waits until the last frames to the PEs
+    /// have been written to the sockets.
     const LINGER: Duration = Duration::from_millis(500);
 
     /// Starts a server at `endpoint` for `n_pes` PEs that know `token`.

@@ -73,8 +73,9 @@ const OPEN: u64 = 256;
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// For messages through rings: number of 64-bit words in which one pair of blocks keeps its counts.
-/// The pair has five counts for each rank.
+/// For messages through rings: number of 64-bit words for the counts of one pair of blocks. A block
+/// that does not work in a pair needs the same number of words. There are five counts for each
+/// rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
 /// Selects a count of rounds or messages. A pair of blocks keeps such counts for each rank, in
@@ -86,17 +87,17 @@ enum Count {
     /// For one receiving rank: number of rounds in which the first block of the pair has pushed
     /// lines to that rank. The first block keeps this count.
     Sent,
-    /// Number of rounds in which the second block of a pair has received lines from the other rank.
-    /// The second block keeps this count.
+    /// For one sending rank: number of rounds in which the second block of the pair has received
+    /// lines from that rank. The second block keeps this count.
     Received,
-    /// Number of times that [`Transfer::send_is_offered`] was 1 for a message to the rank. The
-    /// first block of a pair keeps this count.
+    /// For one receiving rank: number of messages to that rank for which
+    /// [`Transfer::send_is_offered`] was 1. The first block of the pair keeps this count.
     FirstOffers,
     /// The second block's own copy of the count [`Self::FirstOffers`]. Both blocks of a pair count
     /// the same messages.
     SecondOffers,
-    /// Number of times that [`Transfer::recv_is_offered`] was 1 for a message from the rank. The
-    /// second block of a pair keeps this count.
+    /// For one sending rank: number of messages from that rank for which
+    /// [`Transfer::recv_is_offered`] was 1. The second block of the pair keeps this count.
     OffersHere,
 }
 
@@ -153,10 +154,11 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// Which of the blocks that push lines of a message this block is: 0 for the first, 1 for the
-    /// second. Always 0 if `halves` is 1.
+    /// Index of this block among the blocks of its pair that push lines: 0 for the first block, 1
+    /// for the second. Always 0 if `halves` is 1.
     half: u64,
-    /// How many blocks push the lines of a message: 2 if both blocks of a pair push, otherwise 1.
+    /// Number of blocks in each pair that push lines of messages: 2 if both blocks push, otherwise
+    /// 1. Also 1 if blocks do not work in pairs.
     halves: u64,
     /// Number of 16-byte lines that a slot can hold for each rank.
     slot_lines: u64,

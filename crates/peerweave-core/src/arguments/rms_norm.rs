@@ -111,8 +111,8 @@ pub trait OutputScale: sealed::Scale {}
 pub trait StreamOutputScale: OutputScale {}
 
 /// Memory to which an all-reduce with RMSNorm writes one scale for each row of its result. The
-/// scale is the largest absolute value in the row of the result, divided by the largest value of
-/// the quantised type. `RowScales` is an [`OutputScale`].
+/// scale is the largest absolute value in the normalised row before quantisation, divided by the
+/// largest value of the quantised type. `RowScales` is an [`OutputScale`].
 ///
 /// A row whose absolute values are all below 1/512 is scaled as if its largest absolute value were
 /// 1/512.

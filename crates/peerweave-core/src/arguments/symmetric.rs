@@ -481,7 +481,8 @@ pub(crate) struct Remote<'a> {
     /// The length of the memory, in elements.
     pub(crate) len: usize,
     pub(crate) dtype: DType,
-    /// The number of values in one element. The type of the values is `dtype`.
+    /// Number of values of type `dtype` in one element. An element such as an array or a complex
+    /// number consists of several values.
     pub(crate) parts: usize,
     pub(crate) region: &'a Arc<Region>,
 }

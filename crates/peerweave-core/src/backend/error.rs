@@ -101,7 +101,8 @@ pub enum Error {
         call: &'static str,
         /// The name of the backend.
         backend: &'static str,
-        /// The reason, and an alternative if there is one.
+        /// The reason why the call or its arguments are not supported. If an alternative exists,
+        /// the text also names the alternative.
         why: &'static str,
     },
     /// The job could not start, for example because the launcher's environment is wrong, the
@@ -486,9 +487,9 @@ pub enum MisuseKind {
     PartOfAllocation {
         /// The name of the parameter that is wrong.
         argument: &'static str,
-        /// The index of the first element of the range.
+        /// The index, within the allocation, of the first element to which the handle refers.
         start: usize,
-        /// The index after the last element of the range.
+        /// The index, within the allocation, after the last element to which the handle refers.
         end: usize,
         /// The length of the allocation, in elements.
         len: usize,

@@ -397,8 +397,8 @@ pub struct TeamRecord {
 pub struct Shrunk {
     /// The backend of the new world.
     pub backend: Arc<dyn Backend>,
-    /// For each PE of the new backend, the number that this PE had in the old backend. The numbers
-    /// are ascending.
+    /// The numbers that the PEs of the new backend had in the old backend, indexed by the new
+    /// numbers. The old numbers are ascending.
     pub former: Vec<Pe>,
 }
 

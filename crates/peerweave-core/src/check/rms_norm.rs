@@ -18,8 +18,8 @@ pub(crate) struct NormCall<'a> {
     pub(crate) output: Option<Span<'a>>,
     pub(crate) weight: Span<'a>,
     pub(crate) epsilon: f32,
-    /// The scale by which the result is divided before quantisation; `None` if the result is not
-    /// quantised.
+    /// The scale by which the result is divided before quantisation. The scale is one number for
+    /// all rows, or memory for one computed scale per row. `None` if the result is not quantised.
     pub(crate) scale: Option<ErasedScale<'a>>,
 }
 

@@ -18,11 +18,12 @@ use std::time::Duration;
 /// The symmetric memory of all simulated PEs, one PE after the other.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// The address of the first of `len` words. The words are a boxed slice, which dropping this
-    /// value frees.
+    /// The address of the first of `len` words. The words are a boxed slice. The destructor of
+    /// [`Heap`] frees this slice.
     words: *mut u64,
     len: usize,
-    /// The start of the symmetric memory of PE 0: the first aligned address in `words`.
+    /// The start of the symmetric memory of PE 0: the first address in `words` that is a multiple
+    /// of the alignment that [`Heap::align`] returns.
     base: *mut u8,
     /// The number of bytes of symmetric memory per PE.
     bytes: usize,

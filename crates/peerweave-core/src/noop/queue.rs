@@ -97,9 +97,10 @@ impl Queue {
         Some(entry)
     }
 
-    /// Runs the oldest pending operation, or completes the oldest pending event. Returns `false` if
-    /// nothing is pending. The owners of the operation's memory are dropped after the operation has
-    /// run, and before its ticket completes.
+    /// Takes the oldest entry from the queue, and runs its operation or completes its event. If an
+    /// earlier operation of the same stream has failed, the operation does not run, and the entry
+    /// fails. Returns `false` if the queue is empty. The owners of the operation's memory are
+    /// dropped after the operation has run, and before its ticket completes.
     pub(super) fn run_next(&self, perform: impl FnOnce(&Op) -> Result<Outcome>) -> bool {
         let Some(Entry { work, done, failure, .. }) = self.pop() else { return false };
         let before = lock(&failure).clone();

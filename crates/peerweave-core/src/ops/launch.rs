@@ -105,9 +105,9 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// A visitor that adds the owners of the memory views in an argument to `held`. If a view
-        /// refers to memory that is not allocated, the visitor stores the offset and the size of
-        /// the first such view in `outside`.
+        /// A visitor of the symmetric memory views in one argument. For each view, the visitor adds
+        /// the owner of the memory to `held`. If views refer to memory that is not allocated,
+        /// `outside` contains the offset and the size of the first such view, in bytes.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,

@@ -13,8 +13,8 @@ pub(crate) struct Members {
     pub(crate) streams: Mutex<Vec<Arc<CudaStream>>>,
 }
 
-/// The state of a team number on this PE: free, used by a live team, or used by a team that has
-/// ended.
+/// The state of a team number on this PE: free, used by a live team, or blocked. A number is
+/// blocked if its team is being destroyed or could not be destroyed.
 pub(crate) enum Number {
     Free,
     Live(Arc<Members>),
@@ -25,9 +25,8 @@ pub(crate) enum Number {
 
 /// The teams of a GPU, by number. Number 0 is the team of all PEs.
 pub(crate) struct Teams {
-    /// For each team number, whether the number is free, used by a live team, or used by a team
-    /// that has ended. Every launch locks this list to look up the launch's teams, so all code
-    /// holds the lock only briefly.
+    /// The state of each team number. The index is the number. Every launch locks this list to look
+    /// up the launch's teams, so all code holds the lock only briefly.
     numbers: Mutex<Vec<Number>>,
     /// Number of earlier splits. The next split uses this number in the labels of its exchanges
     /// with other PEs. A split holds the lock while it runs.

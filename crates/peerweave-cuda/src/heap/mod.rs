@@ -97,9 +97,9 @@ impl Heap {
         }
     }
 
-    /// Returns the table entry by which kernels of this device access the heap of `pe`. `node_pe`
-    /// is stored in the entry. If `network` is true, kernels access NVSHMEM's heap on all other PEs
-    /// through NVSHMEM's device library.
+    /// Returns the table entry by which kernels of this device access the heap of `pe`. The entry
+    /// also contains `node_pe`, the index of `pe` among the PEs on its node. If `network` is true,
+    /// kernels access NVSHMEM's heap on all other PEs through NVSHMEM's device library.
     pub(crate) fn entry(&self, me: Pe, pe: Pe, node_pe: u32, network: bool) -> Result<PeerEntry, CudaError> {
         let base = match self {
             Self::Vmm(heap, _) => heap.members().contains(&pe).then(|| heap.address_of(pe, 0)).transpose()?,
@@ -115,7 +115,7 @@ impl Heap {
         Ok(PeerEntry { base: base.unwrap_or(0), node_pe, transport })
     }
 
-    /// Returns the largest alignment of an allocation, in bytes.
+    /// Returns the maximum alignment that a caller can request for an allocation, in bytes.
     pub(crate) fn max_alignment_bytes(&self) -> usize {
         match self {
             Self::Vmm(..) => 2 << 20,
@@ -128,7 +128,8 @@ impl Heap {
         self.alloc_aligned(stream, bytes, ALIGNMENT_BYTES as usize)
     }
 
-    /// Like [`alloc`](Self::alloc), but at a multiple of `alignment_bytes`, which must be at most
+    /// Like [`alloc`](Self::alloc), but the offset of the allocation is a multiple of
+    /// `alignment_bytes`. This value must be at most
     /// [`max_alignment_bytes`](Self::max_alignment_bytes).
     pub(crate) fn alloc_aligned(
         &self,

@@ -109,8 +109,8 @@ impl Between {
         self.links.iter().map(|link| &link.communicator)
     }
 
-    /// Ends the threads that watch for lost PEs. Such a thread aborts a communicator when a PE is
-    /// lost.
+    /// Ends the threads that watch for lost PEs. Such a thread aborts a communicator when a PE has
+    /// died.
     pub(super) fn end_watches(&self) {
         self.watched.iter().for_each(Watched::end);
     }

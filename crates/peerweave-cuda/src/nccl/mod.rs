@@ -217,12 +217,13 @@ fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE is lost. The thread is needed for NCCL calls in
-/// graphs: when a graph is replayed, neither a ticket nor a watchdog waits for its NCCL calls.
+/// A thread that aborts a communicator when a PE has died. The thread ignores PEs that have left or
+/// given up. The thread is needed for NCCL calls in graphs: when a graph is replayed, neither a
+/// ticket nor a watchdog waits for its NCCL calls.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {
-    /// Starts a thread that aborts a communicator when a PE is lost. Also sets the deadline after
+    /// Starts a thread that aborts a communicator when a PE has died. Also sets the deadline after
     /// which `peerweave-nccl` aborts late work of the communicator.
     fn new(communicator: &Communicator, gpu: &Gpu) -> Self {
         communicator.set_work_deadline(gpu.deadline().saturating_add(LATE));

@@ -232,8 +232,8 @@ impl Routes {
     }
 
     /// Returns the route for an all_reduce or a reduce of `bytes` bytes, and the reason for this
-    /// route. Also returns the method that the caller requested, if that method cannot be used (see
-    /// [`Decision::refused`]).
+    /// route. If the caller requested a method that cannot be used, also returns this method and
+    /// the reason (see [`Decision::refused`]).
     pub(crate) fn reduction(
         &self,
         kind: CollectiveKind,
@@ -256,8 +256,8 @@ impl Routes {
     }
 
     /// Returns the method for a reduce_scatter, and the reason for this method. A part has `bytes`
-    /// bytes. Also returns the method that the caller requested, if that method cannot be used (see
-    /// [`Decision::refused`]).
+    /// bytes. If the caller requested a method that cannot be used, also returns that method and
+    /// the reason (see [`Decision::refused`]).
     pub(crate) fn reduce_scatter(
         &self,
         dtype: DType,
@@ -288,8 +288,8 @@ impl Routes {
     }
 
     /// Returns the method for an all_gather or an all_to_all, and the reason for this method. A
-    /// part has `bytes` bytes. Also returns the method that the caller requested, if that method
-    /// cannot be used (see [`Decision::refused`]).
+    /// part has `bytes` bytes. If the caller requested a method that cannot be used, also returns
+    /// that method and the reason (see [`Decision::refused`]).
     pub(crate) fn exchange(
         &self,
         kind: CollectiveKind,

@@ -42,8 +42,9 @@ pub(super) struct Thresholds {
     /// calls send their parts as messages, and so do calls whose parts do not fit into a bank (a
     /// buffer in which a rank receives data). The size is the total size of all parts.
     pub(super) parts_by_lines_up_to: u64,
-    /// Size from which a broadcast to more than one rank is scattered: the root sends a different
-    /// part to each rank, and each rank sends its part to the other ranks.
+    /// Minimum size of a scattered broadcast. In it, the root sends a different part to each rank,
+    /// and each rank sends its part to the other ranks. A broadcast in a team of two ranks is never
+    /// scattered.
     pub(super) broadcast_scattered_from: u64,
 }
 

@@ -158,9 +158,10 @@ fn library_rows(kind: CollectiveKind, ranks: u32, timings: &[Timing]) -> Vec<Lib
     runs.map(row).collect()
 }
 
-/// Returns the largest size at which [`Method::Lines`] is faster than [`Method::Messages`]. The
-/// result applies to all_gather and all_to_all together. A size is the total size of all parts in
-/// bytes. Returns `None` if these methods were not measured.
+/// Returns the largest measured size up to which [`Method::Lines`] is at least as fast as
+/// [`Method::Messages`]. If [`Method::Lines`] is slower at the smallest measured size, returns one
+/// byte less than this size. The result applies to all_gather and all_to_all together. A size is
+/// the total size of all parts in bytes. Returns `None` if these methods were not measured.
 fn lines_up_to(timings: &[Timing]) -> Option<u64> {
     let kinds = [CollectiveKind::AllGather, CollectiveKind::AllToAll];
     let both = |kind, size| {

@@ -48,8 +48,8 @@ pub struct Context {
     /// A cache with one entry of the table of teams: the entry of the team that this thread used
     /// last.
     pub(crate) last_team: Cell<TeamCache>,
-    /// A cache with the addresses by which this thread synchronised with another member of a team,
-    /// in its last synchronisation.
+    /// A cache with the addresses that this thread used in its last synchronisation with another
+    /// member of a team.
     pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,

@@ -5,10 +5,9 @@
 //! is one store per rank, without read-modify-writes. Each rank polls only its own memory. The
 //! words in this memory also show which ranks are missing. The protocol does not complete puts: the
 //! barrier of the API first calls `quiet`.
-//!
 //! Invariant: a rank arrives in epoch `k + 1` only after every rank has arrived in epoch `k`. So no
-//! word is more than one epoch ahead of any other word, and no word must be reset between epochs. A
-//! fast rank cannot overtake a slow rank that still waits for epoch `k`.
+//! word is more than one epoch ahead of any other word. The words need not be reset between epochs.
+//! A fast rank cannot overtake a slow rank that still waits for epoch `k`.
 
 use crate::flag;
 use crate::pause::Pause;

@@ -41,7 +41,7 @@ impl CudaError {
         self.is(CudaCode::OUT_OF_MEMORY)
     }
 
-    /// Converts the code that `call` returned to a result.
+    /// Checks `code`, the result code of the driver's function `call`.
     ///
     /// # Errors
     /// Returns an error for every code except success.

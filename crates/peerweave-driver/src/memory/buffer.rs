@@ -166,8 +166,8 @@ impl Drop for Access<'_> {
     }
 }
 
-/// Calls `run` and returns its result. Also returns `true` if the call recorded no new error in the
-/// two contexts.
+/// Calls `run` and returns its result. Also returns whether the contexts of `own` and `stream` are
+/// without a new error after the call.
 ///
 /// `run` calls a function of cudarc that returns no errors, but records them in a context. cudarc
 /// does nothing if an earlier error is recorded in a context. So this function removes the recorded

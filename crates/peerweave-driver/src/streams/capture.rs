@@ -119,8 +119,8 @@ pub fn relaxed<R>(ask: impl FnOnce() -> R) -> R {
     ask()
 }
 
-/// The mode `CU_STREAM_CAPTURE_MODE_RELAXED`: any call is allowed during a capture of another
-/// thread.
+/// The mode `CU_STREAM_CAPTURE_MODE_RELAXED`: this thread may make any call while another thread
+/// captures a stream.
 const RELAXED: i32 = 2;
 
 /// Sets the thread's capture mode and returns the previous mode. Returns `None` if the driver has

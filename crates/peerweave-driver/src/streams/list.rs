@@ -1,10 +1,10 @@
 //! Lists of the streams that use an allocation of memory.
-//!
 //! A list frees nothing. The owner of the memory passes [`Streams::all`] to
-//! [`retire`](crate::retire), or calls [`Streams::wait_for_all`]. Invariants: a stream is recorded
-//! before work that uses the memory is enqueued on the stream. A stream is removed only when no
-//! more work can be enqueued on the stream and its work is complete. Every stream in a nested list
-//! is also in the outer list.
+//! [`retire`](crate::retire), or calls [`Streams::wait_for_all`]. A list for a part of the memory
+//! can be nested in the outer list for the whole memory ([`Streams::within`]). Invariants: a stream
+//! is recorded before work that uses the memory is enqueued on the stream. A stream is removed only
+//! when no more work can be enqueued on the stream and its work is complete. Every stream in a
+//! nested list is also in the outer list.
 
 use std::collections::BTreeMap;
 use std::fmt;

@@ -1,8 +1,9 @@
 //! The layout of the control words in the segment of each PE, and typed access to them.
-//!
-//! This module contains no protocol. A segment consists of the [`PePage`] of the PE, its words for
-//! `team_of`, one block per team slot, and the heap. All segments are in one range of memory, at
-//! equal strides. The range is initially zero and keeps its size.
+//! This module contains no protocol. A segment consists of four parts: the [`PePage`] of the PE,
+//! the [`TeamCallWords`] of the PE, one block per team slot, and the heap. With the
+//! [`TeamCallWords`], the PE takes part in `team_of`, which creates a team from a list of members.
+//! All segments are in one range of memory, at equal strides. The range is initially zero and keeps
+//! its size.
 //!
 //! # Invariants
 //! - **\[L1\]** Only `segment.rs` creates a `Segments`, for a mapping of `n_pes * stride` bytes.
@@ -101,8 +102,8 @@ pub(crate) struct PePage {
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
-    /// The state of the call in one word: the number of the call, its phase, and a PE. If the call
-    /// has failed, the PE is the one that the error names.
+    /// The state of the PE's latest `team_of` call in one word: the number of the call, its phase,
+    /// and a PE. If the call has failed, the PE is the one that the error names.
     pub(crate) state: AtomicU64,
     /// The decision of the leader: the slot of the new team, and an epoch. The epoch is the highest
     /// that any member has used in this slot. Only the leader writes this word.
@@ -225,13 +226,14 @@ impl Layout {
         SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
     }
 
-    /// Returns the offset of the heap in a segment.
+    /// Returns the offset of the heap from the start of its segment, in bytes.
     pub(crate) fn heap_start(&self) -> u64 {
         self.heap_start as u64
     }
 }
 
-/// The words and staging areas of one member of a team.
+/// The address of a team block: the control words, staging areas and mailboxes of one member of a
+/// team.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct TeamBlock(*mut u8);
 
@@ -381,14 +383,16 @@ impl Segments {
         self.team_block(pe, slot).wrapping_add(start)
     }
 
-    /// Returns the address, in this process, of an offset in the heap of a PE.
+    /// Returns the address, in this process, of a byte in the heap of PE `pe`. `at` is the offset
+    /// of the byte from the start of the PE's segment.
     #[inline]
     pub(crate) fn symmetric(&self, pe: usize, at: SymOffset) -> *mut u8 {
         debug_assert!(pe < self.layout.n_pes && at.0 >= self.layout.heap_start as u64 && at.0 <= self.layout.stride as u64);
         self.base.wrapping_add(self.layout.stride * pe + at.0 as usize)
     }
 
-    /// Returns the word at an offset in the heap of a PE.
+    /// Returns a 64-bit word in the heap of PE `pe`. `at` is the offset of the word from the start
+    /// of the PE's segment, in bytes. The offset must be a multiple of 8.
     #[inline]
     pub(crate) fn word(&self, pe: usize, at: SymOffset) -> &AtomicU64 {
         debug_assert!(at.0.is_multiple_of(8));

@@ -34,8 +34,8 @@ fn meminfo(name: &str) -> Option<u64> {
     line.split_whitespace().nth(1)?.parse::<u64>().ok().map(|kib| kib << 10)
 }
 
-/// Returns how many more bytes this process may use. The limits of its control groups (cgroups)
-/// determine this number.
+/// Returns how many more bytes this process may use under the limits of its control groups
+/// (cgroups). Returns `None` if no group has a limit, or if the groups cannot be read.
 fn cgroup_available() -> Option<u64> {
     available_in(Path::new("/sys/fs/cgroup"), &fs::read_to_string("/proc/self/cgroup").ok()?)
 }

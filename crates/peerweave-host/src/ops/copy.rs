@@ -1,4 +1,4 @@
-//! The copy of one message, put or get.
+//! Copies the data of a put, a get or a point-to-point message.
 
 use crate::ops::tuning::STREAMING_COPY;
 use crate::simd;

@@ -33,7 +33,9 @@ pub(crate) struct Shared {
     /// Whether every PE can read the private memory of every other PE through the operating system.
     pub(crate) cross_memory: bool,
     pub(crate) teams: Teams,
-    /// Number of calls of `team_of` on this PE. The lock allows only one such call at a time.
+    /// Number of attempts to create a team that calls of `team_of` on this PE have made. A call
+    /// tries again if another call has taken the team slot. The lock allows only one call of
+    /// `team_of` at a time.
     pub(crate) team_calls: Mutex<u64>,
     pub(crate) heap: Mutex<HeapMap>,
     pub(crate) kernels: Kernels,

@@ -383,7 +383,9 @@ impl<'a> TeamCall<'a> {
 
     // ---- failures ----
 
-    /// Returns an error if this call can no longer succeed. There are two cases:
+    /// Returns an error if this call can no longer succeed. There are two cases. In the second
+    /// case, also ends the call of the other member. Also ends the calls of the members that wait
+    /// with the same list as this call. The cases are:
     ///
     /// - A member has died, has left or has called shrink.
     /// - A member waits with a different list that includes this PE. Without the error, that member

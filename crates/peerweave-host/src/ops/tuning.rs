@@ -22,7 +22,8 @@ pub(crate) const SHARED_REDUCTION_RANKS: usize = 4;
 /// that all ranks together read and write.
 pub(crate) const STREAMING_FOOTPRINT: usize = 40 << 20;
 
-/// Minimum size of a single put, get or message that bypasses the caches.
+/// Minimum size of a put, a get or a point-to-point message whose copy bypasses the caches, in
+/// bytes.
 pub(crate) const STREAMING_COPY: usize = 16 << 20;
 
 /// Maximum number of ranks in a team whose all-reduces, reduce-scatters, broadcasts and all-gathers
@@ -30,6 +31,7 @@ pub(crate) const STREAMING_COPY: usize = 16 << 20;
 /// data through staging areas, which stay in a cache.
 pub(crate) const CROSS_MEMORY_RANKS: usize = 3;
 
-/// Reads of another process's private memory are divided into blocks of this size. A block must fit
-/// into the private cache of a processor core.
+/// Maximum size, in bytes, of a block in a reduction that reads the private memory of other
+/// processes. A rank copies one block of each operand to its staging areas, and then reduces these
+/// blocks. A block must fit into the private cache of a processor core.
 pub(crate) const CROSS_MEMORY_BLOCK: usize = 128 << 10;

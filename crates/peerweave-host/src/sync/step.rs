@@ -49,9 +49,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// Together with the other rank's entry, the first cache line of that rank's staging area. The
-    /// entry is a cache line in which the rank publishes that it has entered the operation. The
-    /// processor requests both lines at the same time.
+    /// The first cache line of the other rank's staging area. The processor requests this line at
+    /// the same time as the entry line, in which the other rank publishes its entry.
     StagedLine,
 }
 

@@ -58,8 +58,8 @@ pub(crate) struct Channels {
     pub(crate) receive: Channel,
 }
 
-/// The sends or receives from one rank to another. Operations of a channel run one at a time, in
-/// the order in which they were issued.
+/// The sends of this rank to one peer in a team, or the receives of this rank from that peer.
+/// Operations of a channel run one at a time, in the order in which they were issued.
 #[derive(Debug, Default)]
 pub(crate) struct Channel {
     /// Number of operations that this PE has issued in the channel.

@@ -103,8 +103,9 @@ impl<'a> Waiter<'a> {
     }
 
     /// Polls `look` until it returns a value. At intervals, also calls `gone`, which returns an
-    /// error if an awaited PE has died or left. If the deadline passes, calls `timeout` with the
-    /// time waited, and returns its error.
+    /// error if an awaited PE has died or left. If the limit is a deadline and passes, calls
+    /// `timeout` with the time waited, and returns its error. If the limit is a time budget and is
+    /// spent, returns [`Stop::BudgetSpent`].
     #[inline]
     pub(crate) fn until<T>(
         &mut self,

@@ -162,8 +162,9 @@ impl Cache {
     }
 
     /// Acquires the lock for computing the result for `key`. Dropping the returned file releases
-    /// the lock. Returns `None` if the lock is not free within [`LONGEST_TURN`], or if the file
-    /// system cannot lock files. In these cases, several processes may compute the same result.
+    /// the lock. Returns `None` if the lock is not free within [`LONGEST_TURN`], or if the lock
+    /// file cannot be opened or locked. In these cases, several processes may compute the same
+    /// result.
     fn turn(&self, key: &Key) -> Option<File> {
         let path = self.directory.join(format!("{}.lock", key.file_name()));
         let file = OpenOptions::new().write(true).create(true).truncate(false).open(path).ok()?;

@@ -232,7 +232,7 @@ impl NvJitLink {
     /// - [`LinkError::UnknownArch`] if nvJitLink does not support `arch`.
     /// - [`LinkError::Misuse`] if there are no inputs, if an input is empty, or if a name or an
     ///   option contains a zero byte.
-    /// - [`LinkError::Stuck`] if nvJitLink does not return within the time limit.
+    /// - [`LinkError::Stuck`] on a timeout, or if the thread of nvJitLink cannot be started.
     pub fn link(&self, arch: Arch, options: &[String], inputs: &[Input<'_>]) -> Result<(Vec<u8>, String), LinkError> {
         let misuse = |what, value: String, expected| LinkError::Misuse { call: "NvJitLink::link", what, value, expected };
         if inputs.is_empty() {

@@ -32,7 +32,7 @@ const ABORT_GRACE: Duration = Duration::from_millis(500);
 /// NCCL from freeing the communicator.
 const ABORT_WITH_GRAPHS: Duration = Duration::from_millis(200);
 
-/// Time after the start of an abort in which NCCL's threads may still launch work. If captured
+/// Time for which NCCL's threads may still launch work after an abort has started. If captured
 /// graphs exist, NCCL does not report the end of the abort. An aborted call on a non-blocking
 /// communicator then waits for this time before the call returns.
 const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);

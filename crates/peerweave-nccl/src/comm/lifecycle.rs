@@ -28,8 +28,8 @@ use crate::sys::{self, ncclResult_t};
 const GRAPH_RELEASE_LIMIT: Duration = Duration::from_secs(2);
 
 impl Communicator {
-    /// Waits until all issued work is complete, and then ends the membership and frees NCCL's
-    /// resources.
+    /// Waits until all issued work is complete. Then ends this rank's membership in the
+    /// communicator, and frees NCCL's resources.
     ///
     /// This call consumes the handle. Later calls through clones of the handle return
     /// [`NcclError::Dead`].
@@ -113,9 +113,9 @@ impl Communicator {
         first_error.map_or(Ok(()), Err)
     }
 
-    /// Ends the membership without waiting for running work or for other ranks. Running work on the
-    /// device ends soon, with unspecified results. Calls in which other threads are blocked return
-    /// an error. This call does not need the communicator's lock.
+    /// Ends this rank's membership in the communicator. Does not wait for running work or for other
+    /// ranks. Running work on the device ends soon, with unspecified results. Calls in which other
+    /// threads are blocked return an error. This call does not need the communicator's lock.
     ///
     /// Returns when NCCL has freed the communicator, or after `limit`. In the latter case NCCL
     /// continues to free the communicator in the background. If captured graphs use the

@@ -90,7 +90,7 @@ fn teardown_later(inner: &Inner, state: State) {
     }
 }
 
-/// The parts of a communicator that are needed to end it, after its last use.
+/// The values that a background thread needs to end a communicator that is no longer used.
 pub(super) struct Teardown {
     nccl: Nccl,
     handle: Handle,

@@ -2,9 +2,10 @@
 //! calls.
 //!
 //! `lifecycle.rs` ends communicators whose work is stuck.
-//!
-//! Invariant: ranks publish their last call only after a wait has timed out or when
-//! [`Communicator::report`] is called. So this module adds no cost to collectives.
+//! Invariant: a rank publishes its last call only in two cases. In the first case, a wait, a call
+//! or enqueued work of this rank has passed its deadline. In the second case,
+//! [`Communicator::report`] is called. So this module adds no cost to collectives that complete in
+//! time.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -69,16 +70,17 @@ impl Communicator {
     /// process.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] at the deadline. The error names the last call, its number, and the
-    /// ranks that have issued fewer calls. The error names ranks of other processes only if the
-    /// communicator has a rendezvous. [`MisuseKind::NotInGroup`] if this thread also drives another
-    /// rank of the communicator, and has not issued the call for that rank. If the deadline is
-    /// longer than half a second, this error is returned before the deadline.
-    /// [`NcclError::PeerLost`] half a second after the rendezvous reports that a rank has died, or
-    /// at an earlier deadline. [`NcclError::Nccl`] if NCCL reports an asynchronous error.
-    /// [`NcclError::Misuse`] if the stream is being captured or does not belong to the
-    /// communicator's device. [`NcclError::Dead`] if another thread ended the communicator during
-    /// the wait. [`NcclError::Cuda`] if the work failed.
+    /// [`NcclError::Timeout`] at the deadline. The error names the last call and its number. The
+    /// error also names the ranks that have issued fewer calls, or have published no report of
+    /// their last call. The error names ranks of other processes only if the communicator has a
+    /// rendezvous. [`MisuseKind::NotInGroup`] if this thread also drives another rank of the
+    /// communicator, and has not issued the call for that rank. If the deadline is longer than half
+    /// a second, this error is returned before the deadline. [`NcclError::PeerLost`] half a second
+    /// after the rendezvous reports that a rank has died, or at an earlier deadline.
+    /// [`NcclError::Nccl`] if NCCL reports an asynchronous error. [`NcclError::Misuse`] if the
+    /// stream is being captured or does not belong to the communicator's device.
+    /// [`NcclError::Dead`] if another thread ended the communicator during the wait.
+    /// [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -346,8 +348,9 @@ pub(crate) fn expired(inner: &Arc<Inner>, waited: Duration) -> NcclError {
     .into()
 }
 
-/// Information about the other ranks: the ranks that are lost, the ranks that have issued fewer
-/// calls than this rank, and the reports that ranks have published.
+/// Information about the other ranks. `gone` contains the lost ranks. `missing` contains the ranks
+/// that have issued fewer calls than this rank, or have published no report. `reports` contains the
+/// last calls that the other ranks have reported.
 #[derive(Default)]
 struct PeerReports {
     gone: Vec<Rank>,
@@ -372,8 +375,8 @@ impl PeerReports {
     }
 
     /// Adds `known`, the reports of the other ranks in this process. These reports replace the
-    /// reports that the same ranks have published at the rendezvous. A rank of this process is
-    /// missing only if the number of its last call is below `sequence`.
+    /// reports that the same ranks have published at the rendezvous. Afterwards, `missing` contains
+    /// a rank in `known` only if the number of the rank's last call is below `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);

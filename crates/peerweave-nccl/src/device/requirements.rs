@@ -90,7 +90,8 @@ pub struct ResourceBuffer {
 
 impl Default for DeviceCommRequirements {
     /// Returns the defaults of NCCL's headers. The defaults request four network contexts, for
-    /// kernels that use a network. The defaults request no other resources.
+    /// kernels that use a network. Strong signals and VA signals are switched on. The defaults
+    /// request no other resources.
     fn default() -> Self {
         Self {
             layout: DeviceCommLayout::Library,

@@ -354,8 +354,9 @@ pub struct Timeout {
     pub waited: Duration,
     /// Name of the communicator, or `None` if the communicator did not exist yet.
     pub communicator: Option<Arc<CommunicatorName>>,
-    /// Ranks that are known not to have issued the call. The list is empty if no such rank is
-    /// known.
+    /// Ranks that probably have not issued the call with the number `sequence`. Such a rank has
+    /// reported an earlier call as its last call, or has not published a report in time. The list
+    /// is empty if no such rank was found.
     pub missing: Vec<Rank>,
     /// The reports that other ranks have published. A report contains the last call of one rank.
     pub reports: Vec<RankReport>,
@@ -381,8 +382,9 @@ impl fmt::Display for Timeout {
     }
 }
 
-/// A report in which a rank publishes its last call. A rank publishes a report after one of its
-/// waits has timed out, and in [`Communicator::report`](crate::Communicator::report).
+/// A report of the last call of one rank. A rank publishes a report after a wait, a call or
+/// enqueued work of this rank has passed its deadline. A rank also publishes a report in
+/// [`Communicator::report`](crate::Communicator::report).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct RankReport {

@@ -288,8 +288,8 @@ peerweave_dylib::bindings! {
         ) -> ncclResult_t;
         /// Frees a device communicator.
         "2.28.3" fn ncclDevCommDestroy(comm: ncclComm_t, devComm: *const c_void) -> ncclResult_t;
-        /// Writes to `outReq` a description of the resources that barriers need, among ranks that
-        /// access each other's memory by loads and stores.
+        /// Writes to `outReq` a description of the resources that LSA barriers need. LSA barriers
+        /// are barriers among ranks that access each other's memory by loads and stores.
         "2.28.3" fn ncclLsaBarrierCreateRequirement(
             team: ncclTeam_t, nBarriers: c_int, outHandle: *mut ncclLsaBarrierHandle_t,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -12,7 +12,7 @@ pub const NCCL_CONFIG_UNDEF_INT: c_int = c_int::MIN;
 pub const NCCL_API_MAGIC: c_uint = 0xcafe_beef;
 /// Magic number of `ncclSimInfo_t`.
 pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
-/// Estimated time of a group, if NCCL has no estimate.
+/// Value of `estimatedTime` in `ncclSimInfo_t` that means that NCCL has no estimate.
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// Color that a rank passes to a split to join no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;

@@ -145,9 +145,10 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 pub(crate) enum Counter {
     /// Counts the calls that allocate symmetric memory or make existing memory symmetric.
     Allocations,
-    /// The counter for the setup calls of one team. The value identifies the team.
+    /// The counter for the setup calls of one team. The field of this variant is the number that
+    /// identifies the team.
     Calls(u64),
-    /// The counter for the teams that are split from one parent team. The value identifies the
-    /// parent team.
+    /// The counter for the teams that are split from one parent team. The field of this variant is
+    /// the number that identifies the parent team.
     Children(u64),
 }

@@ -151,7 +151,9 @@ impl Comm {
         self.entry.gate.try_enter(call)
     }
 
-    /// Starts finalising NVSHMEM. All other calls are refused from now on.
+    /// Starts finalising NVSHMEM. All other calls are refused while the returned guard exists.
+    /// After the guard has been dropped, other calls are possible again, unless NVSHMEM has been
+    /// finalised.
     pub(crate) fn begin_finalize(&self) -> Result<Finalizing<'_>, NvshmemError> {
         // Set while this thread holds the gate, so every later caller of the gate sees the value.
         let _inside = self.enter(END)?;

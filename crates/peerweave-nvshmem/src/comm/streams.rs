@@ -36,9 +36,11 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// Shows whether the resource is in `Open::memory`: the list of the memory that incomplete
-    /// transfers use (in `pending.rs`). The resource is in the list if this number equals
-    /// `Open::emptied`. The number is 0 if the resource was never in the list, or is not memory.
+    /// Number of the list in `Open::memory` (in `pending.rs`) to which the resource was last added.
+    /// `Open::memory` lists the memory that incomplete transfers use. Each time the list is
+    /// emptied, a list with a new number begins. The resource is in the current list if this number
+    /// equals `Open::emptied`. The number is 0 if the resource was never added to a list, or is not
+    /// memory.
     pub(crate) pending: AtomicU64,
 }
 

@@ -101,7 +101,8 @@ impl Settings {
         /// Sets the step by which a heap grows, in bytes. The default is 512 MiB.
         heap_step_bytes "NVSHMEM_CUMEM_GRANULARITY";
         /// Sets the maximum number of teams. The default is 128. A team that the program creates
-        /// counts as several teams.
+        /// can count as several teams, because NVSHMEM creates further teams internally. NVSHMEM
+        /// does this, for example, with multicast.
         max_teams "NVSHMEM_MAX_TEAMS";
         /// Sets the number of streams for non-blocking puts and gets. The default is 16.
         max_peer_streams "NVSHMEM_MAX_PEER_STREAMS";

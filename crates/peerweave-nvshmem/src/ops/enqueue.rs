@@ -259,7 +259,9 @@ pub(crate) fn overlap(one: (u64, usize), other: (u64, usize)) -> Option<u64> {
     (start < end).then_some(start)
 }
 
-/// Checks that the memory that is read does not overlap the memory that is written.
+/// Checks that two ranges of memory do not overlap. `read` and `written` each contain the name of a
+/// range, its address, and its length in bytes. The error contains both names and the first address
+/// that is in both ranges.
 pub(crate) fn check_apart(
     call: &'static str,
     read: (&'static str, u64, usize),
@@ -271,8 +273,8 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that the hardware can access this PE's memory in a transfer. In a transfer to this PE,
-/// also checks that source and target do not overlap. Returns the registration that the transfer
+/// Checks that the hardware can access this PE's memory in a transfer. If both buffers are on this
+/// PE, also checks that the buffers do not overlap. Returns the registration that the transfer
 /// needs, or `None`.
 pub(crate) fn check_pair(
     heap: &Heap,

@@ -257,9 +257,9 @@ impl Context {
         })
     }
 
-    /// Checks a strided transfer. Every element must be inside its buffer, and the memory of the
-    /// other PE must be mapped in this process. In a transfer to this PE, source and target must
-    /// not overlap. Returns the number of the other PE, and the strides for NVSHMEM.
+    /// Checks a strided transfer between this PE and the PE `pe`. Every element must be inside its
+    /// buffer, and the memory of `pe` must be mapped in this process. If `pe` is this PE, source
+    /// and target must not overlap. Returns the number of `pe`, and the strides for NVSHMEM.
     pub(crate) fn check_strided<T: Element>(
         &self,
         call: &'static str,

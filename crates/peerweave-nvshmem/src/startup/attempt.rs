@@ -52,8 +52,10 @@ impl Start {
     /// the other PEs.
     ///
     /// # Errors
-    /// Returns an error if the other PEs must not receive the reason: in a forked child, and if
-    /// this process already uses NVSHMEM with the same bootstrap.
+    /// Returns an error if this process cannot start NVSHMEM and the other PEs must not receive the
+    /// reason. This is the case in a forked child. This is also the case if NVSHMEM is starting,
+    /// running or ending in this process with the same bootstrap. If NVSHMEM runs with equal
+    /// arguments, the call succeeds with [`Begun::Running`].
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -263,7 +265,8 @@ fn began_key(life: u64, pe: Pe) -> String {
 }
 
 /// Returns the PEs that have not begun to start NVSHMEM. When a PE begins, it stores a value at the
-/// rendezvous, so this function queries these values.
+/// rendezvous, so this function queries these values. `life` is the number of the id with which the
+/// PEs start NVSHMEM. The number distinguishes this start from earlier starts.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

@@ -281,7 +281,9 @@ tuple_args!(A0 0, A1 1, A2 2, A3 3, A4 4, A5 5, A6 6, A7 7, A8 8, A9 9, A10 10, 
 mod tests {
     use super::*;
 
-    /// A visitor for tests. The fields are the visited memory ranges and their number.
+    /// A visitor for tests, which records up to four memory ranges. The second field is the number
+    /// of recorded ranges. A range has three values: whether it is symmetric, its offset or
+    /// address, and its length in bytes.
     #[derive(Default)]
     struct Seen([(bool, u64, u64); 4], usize);
 

@@ -70,7 +70,7 @@ pub(super) struct State {
     pub(super) calls: u64,
     /// Size of each segment in bytes, without the gaps between chunks.
     pub(super) total: u64,
-    /// Offset of the next chunk in every segment.
+    /// Offset in bytes at which the next chunk will start. The offset is the same in every segment.
     end: u64,
     pub(super) broken: Option<String>,
 }

@@ -81,7 +81,9 @@ pub(crate) fn exchange(rendezvous: &Rendezvous, members: &[Pe], fd: Descriptor) 
     }
 }
 
-/// Sends one descriptor to all `members` by [`Rendezvous::share_descriptor`].
+/// Sends a descriptor from the first member to the other members by
+/// [`Rendezvous::share_descriptor`]. The first member passes the descriptor as `fd`, and the other
+/// members pass `None`. The call returns this member's descriptor of the same open file.
 pub(crate) fn share(rendezvous: &Rendezvous, members: &[Pe], fd: Option<Descriptor>) -> Result<Descriptor, VmmError> {
     #[cfg(target_os = "linux")]
     return Ok(rendezvous.share_descriptor(members, fd)?);

@@ -144,8 +144,8 @@ impl IpcMemory {
     }
 
     /// Records that no stream has used this memory. The memory can then be freed without a wait for
-    /// the streams in `streams`. These streams have used only other memory of the same heap,
-    /// because all memory of a heap shares `streams`.
+    /// the streams in `streams`. All memory of a heap shares `streams`, so these streams have used
+    /// only other memory of the same heap.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -271,8 +271,8 @@ impl IpcPeerMemory {
     }
 
     /// Records that no stream has used this memory. The memory can then be closed without a wait
-    /// for the streams in `streams`. These streams have used only other memory of the same heap,
-    /// because all memory of a heap shares `streams`.
+    /// for the streams in `streams`. All memory of a heap shares `streams`, so these streams have
+    /// used only other memory of the same heap.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

@@ -1,4 +1,5 @@
-//! Checks launch, heap, context and waits with the smallest kernels.
+//! Checks kernel launches with the smallest kernels: writes to the heap, puts with signals,
+//! barriers, replayed graphs and teams. Also checks that launches with wrong arguments are refused.
 
 use peerweave_cuda::{CudaError, Gpu, LaunchConfig};
 use peerweave_driver::DriverError;

@@ -1,12 +1,11 @@
 //! Checks communication from inside kernels: `check device [--transport T] [--part P] [--kill PE]
 //! [--threads]`.
-//!
 //! The command starts one PE for each GPU, each in its own process. With `--threads`, the PEs are
 //! threads of one process that share the first GPU. Their kernels run at the same time, so one GPU
-//! is enough. Without options, the command checks launches, the heap, the context and waits. By
-//! default, kernels access the memory of other PEs directly. `--transport nvshmem` and `--transport
-//! network` use NVSHMEM's heap; with `network`, kernels never access the memory of other PEs
-//! directly.
+//! is enough. Without options, the command checks launches, writes to the heap, puts with signals,
+//! barriers, graphs and teams. By default, kernels access the memory of other PEs directly.
+//! `--transport nvshmem` and `--transport network` use NVSHMEM's heap; with `network`, kernels
+//! never access the memory of other PEs directly.
 //!
 //! `--part checks` tests every function that kernels call. Its kernels are compiled only if
 //! `PEERWEAVE_PTX=require` was set for the build, because compiling these kernels takes minutes.
@@ -72,13 +71,14 @@ enum Kind {
 
 #[derive(Clone, Copy, Debug, PartialEq, ValueEnum)]
 enum Part {
-    /// Checks of launches, the heap, the context and waits
+    /// Checks of launches, writes to the heap, puts with signals, barriers, graphs and teams
     Basics,
     /// Checks of every function of Peerweave that kernels can call
     Checks,
     /// Both `basics` and `checks`
     All,
-    /// Measurements from inside kernels: latencies and rates of one-sided operations
+    /// Measurements from inside kernels: times and bandwidths of one-sided operations, and times of
+    /// barriers
     Bench,
 }
 

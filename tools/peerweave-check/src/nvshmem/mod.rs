@@ -7,13 +7,12 @@
 //! on several streams and threads), `mistakes` (wrong calls, which must return typed errors),
 //! `outside` (memory that NVSHMEM did not allocate) and `lifetimes` (drops in any order, finalize
 //! with live objects, restart). Without `--only` all parts run.
-//!
 //! The faults are `shared-gpu`, `missing` (a PE that does not start NVSHMEM), `killed` (a PE that
 //! is killed), `no-library` and `no-plugins` (only on the last PE). With a fault, the command
 //! checks that every other PE gets, within a time limit, an error that describes the fault. If a
-//! launcher started the PEs, the last line of each PE is `PE 0: OK n checks` or `FAILED PE 0: ...`.
-//! Waits inside NVSHMEM calls end after 20 seconds. Multicast is always disabled, even if the
-//! environment enables it.
+//! launcher started the PEs, the last line of each PE contains the number of the PE. For PE 0, the
+//! line is `PE 0: OK n checks` or `FAILED PE 0: ...`. Waits inside NVSHMEM calls end after 20
+//! seconds. Multicast is always disabled, even if the environment enables it.
 //!
 //! If the command started the PEs, it prints a table before its last line. For each part of the
 //! check, the table shows the number of PEs that passed the part, the number of checks, and the

@@ -20,7 +20,8 @@ pub(crate) struct Library {
     pub devices: Option<usize>,
     /// Paths of other copies of this library that are mapped in this process; normally empty.
     pub others: Vec<String>,
-    /// If the library was not found: the reason, and every path that was tried.
+    /// Lines that explain a problem: the reason why the library is missing, not usable or not
+    /// looked for, and every path that was tried. Empty if there is no problem.
     pub why: Vec<String>,
 }
 

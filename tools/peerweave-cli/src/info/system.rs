@@ -38,7 +38,7 @@ pub(super) struct System {
     /// Whether `memfd_create` can create anonymous memory files. The host backend keeps its
     /// symmetric heaps in such files.
     pub memfd: Finding,
-    /// Process descriptors, used to detect the end of a PE.
+    /// Whether process descriptors (pidfd) are available. They are used to detect the end of a PE.
     pub pidfd: Finding,
     /// Whether the settings permit reading the memory of another process.
     pub cross_memory_attach: Finding,
@@ -165,7 +165,8 @@ impl Group {
     }
 }
 
-/// Returns the word in brackets, which is the active setting.
+/// Returns the active setting of huge pages. `setting` lists all possible settings, with the active
+/// one in square brackets, such as `always [never]`. Returns `unknown` if there are no brackets.
 fn huge_pages(setting: &str) -> String {
     let chosen = setting.split_once('[').and_then(|(_, rest)| rest.split_once(']')).map(|(chosen, _)| chosen);
     chosen.unwrap_or("unknown").to_owned()

@@ -4,10 +4,9 @@
 //! processes that the PEs started. The guard kills these processes by their process groups. The
 //! guard reads process groups from standard input, one per line: `+N` adds group N, `-N` removes
 //! group N. At the end of the input, the guard kills the remaining groups and exits.
-//!
-//! Invariant: the guard knows the process group of a PE before its input ends. Each PE's process
-//! adds its own group before it executes the program, and until then holds a copy of the launcher's
-//! end of the socket. So the input cannot end earlier, even if the launcher is killed.
+//! Invariant: the guard knows the process group of a PE before the guard's input ends. Each PE's
+//! process adds its own group before it executes the program, and until then holds a copy of the
+//! launcher's end of the socket. So the input cannot end earlier, even if the launcher is killed.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Write};
@@ -30,7 +29,8 @@ pub(super) struct Guard {
     pub(super) pid: Option<Pid>,
 }
 
-/// The guard's socket in the process of a PE. The process uses the socket between fork and exec.
+/// The launcher's end of the socket to the guard process, as the process of a PE inherits it. The
+/// process uses the socket between fork and exec.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(RawFd);
 

@@ -7,8 +7,8 @@
 /// cannot fill the launcher's memory.
 pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
 
-/// Splits one stream of bytes into lines. Stores the incomplete line at the end of the received
-/// bytes.
+/// Splits one stream of bytes into lines. If the received bytes end with an incomplete line, stores
+/// this line until its end arrives.
 #[derive(Debug, Default)]
 pub(super) struct Lines {
     rest: Vec<u8>,

@@ -1,9 +1,9 @@
 //! Starts the PEs of this machine, watches them until they end, and cleans up.
-//!
 //! Invariant: when [`supervise`] returns, the processes that it started and all their descendants
 //! have ended. If the launcher itself is killed, the operating system kills the PEs, and the guard
 //! process ([`guard`]) kills all other processes in the PEs' process groups. In this case,
-//! processes that have left these groups (`setsid`) survive.
+//! processes that have left these groups (`setsid`) survive. If the only PE of this machine reads
+//! the terminal directly, it has no group of its own, and all processes that it started survive.
 //!
 //! One thread handles pipes, signals and deadlines in one `poll` loop, so lines cannot interleave
 //! and no lock is needed.

@@ -1,7 +1,7 @@
 //! Starts the process of one PE; [`super::supervise`] watches it.
-//!
-//! Invariant: a PE leads its own process group. The guard process ([`super::guard`]) knows this
-//! group before the program of the PE runs. The operating system kills the PE when the launcher
+//! Invariant: a PE leads its own process group, and the guard process ([`super::guard`]) knows this
+//! group before the program of the PE runs. Exception: a single PE that reads the terminal directly
+//! stays in the process group of the launcher. The operating system kills the PE when the launcher
 //! dies. Of the launcher's files, the PE inherits only its three standard streams.
 
 use std::io;

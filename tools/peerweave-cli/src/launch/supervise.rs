@@ -439,10 +439,9 @@ impl Job {
 
     /// Prints which PEs still run, when [`WAITING`] has passed since a PE ended. Prints this at
     /// most once.
-    ///
-    /// Prints nothing while no PE is stopped, for example by SIGSTOP, because PEs that are not
-    /// stopped detect each other's failures. The only exception is the last running PE with
-    /// `--on-failure continue`: it is named even if it is not stopped.
+    /// Prints only if a PE is stopped, for example by SIGSTOP. PEs that are not stopped detect each
+    /// other's failures, so they need no message. Exception: with `--on-failure continue`, the last
+    /// running PE is named even if it is not stopped.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
             return;

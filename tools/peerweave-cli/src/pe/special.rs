@@ -78,9 +78,9 @@ fn wrong<T: Sample>(found: &[T], due: impl Iterator<Item = T>) -> u64 {
 
 // ---- all-reduce, residual and RMSNorm ----
 
-/// For the check of all-reduce with RMSNorm. The inputs are chosen so that each sum (of all inputs
-/// and the residual) is this value or its negative. The value is a power of four, so the norm of a
-/// row is exact.
+/// Absolute value of each sum (of all inputs and the residual) in the check of all-reduce with
+/// RMSNorm. The inputs are chosen so that each sum is this value or its negative. The value is a
+/// power of four, so the norm of a row is exact.
 const SUM: f64 = 64.0;
 
 struct Norm<'a, T, M> {

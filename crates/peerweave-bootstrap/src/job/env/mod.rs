@@ -227,8 +227,9 @@ fn read(vars: &dyn Vars) -> Result<Job, BootstrapError> {
     })
 }
 
-/// Searches [`names::NOT_UNDERSTOOD`] for a variable that is set. Returns the first such variable,
-/// and the name of a launcher that sets this variable.
+/// Returns the first variable in [`names::NOT_UNDERSTOOD`] that is set, and the name of a launcher
+/// that sets this variable. Ignores `SLURM_PROCID` if its value is 0, because Slurm also sets this
+/// value in a batch script.
 fn not_understood(vars: &dyn Vars) -> Option<(&'static str, &'static str)> {
     let vars = Reader(vars);
     // A batch script is not a PE, but Slurm sets its index to 0.

@@ -85,9 +85,9 @@ pub const PMI_LOCAL_RANK: &str = "PMI_LOCAL_RANK";
 /// Other PMI-1 launchers: number of PEs on this machine.
 pub const PMI_LOCAL_SIZE: &str = "PMI_LOCAL_SIZE";
 
-/// Variables that do not suffice to read the position of a PE. Each variable has the name of a
-/// launcher that sets it. Either Peerweave does not support this launcher, or this launcher's other
-/// variables are needed too. If no other variables of launchers are set,
+/// Variables that do not suffice to read the position of a PE. The second text of each entry names
+/// a launcher that sets the variable. Either Peerweave does not support this launcher, or this
+/// launcher's other variables are needed too. If no other variables of launchers are set,
 /// [`Job::from_env`](crate::Job::from_env) returns a job of one PE and logs a warning.
 pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
     (RANK, "torchrun (which sets both RANK and WORLD_SIZE)"),

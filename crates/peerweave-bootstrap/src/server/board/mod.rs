@@ -88,9 +88,9 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// One of the PEs that have left, and the number of rounds that this PE had entered. No other
-    /// PE that has left had entered fewer rounds. Rounds with this number or a higher number cannot
-    /// complete, because the PE does not enter them.
+    /// The number of rounds that a PE had entered when it left, and this PE. If several PEs have
+    /// left, the field holds one that had entered the fewest rounds. Rounds with this number or a
+    /// higher number cannot complete, because the PE does not enter them.
     first_left: Option<(u64, u32)>,
 }
 

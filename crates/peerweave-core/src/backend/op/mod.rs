@@ -98,8 +98,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the operation owns memory of this process, so that the operation must be
-    /// dropped. Returns `false` for puts and for other operations that may take only nanoseconds.
+    /// Returns whether the operation may contain a handle to heap memory, such as an `Arc`. Such an
+    /// operation must be dropped. Returns `false` for puts and for other operations that may take
+    /// only nanoseconds, because these operations contain only plain values.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

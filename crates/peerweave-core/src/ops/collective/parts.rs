@@ -240,9 +240,10 @@ impl Team {
     ///
     /// # Shapes
     /// On the root, `parts` gives the length of each part, and the offset of each part in `send`.
-    /// The parts may overlap each other, but `send` does not overlap `recv`. On every rank, `recv`
-    /// is as long as the part for that rank. On the other ranks, `send` and `parts` are ignored,
-    /// and may be [`none()`](crate::none) and `Parts::default()`.
+    /// The parts may overlap each other, but `send` does not overlap `recv`. On ranks other than
+    /// the root, `send` and `parts` are ignored, and may be [`none()`](crate::none) and
+    /// `Parts::default()`. On every rank, including the root, `recv` is as long as the part for
+    /// that rank.
     ///
     /// # Errors
     /// As for [`Team::all_gather_v`]; [`Misuse`](crate::Misuse) if `root` is not a rank of the

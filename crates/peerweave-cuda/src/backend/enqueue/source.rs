@@ -21,7 +21,8 @@ pub(crate) enum Source {
     Quiet,
     /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
     Nccl,
-    /// The operation consists of kernels and of messages between hosts.
+    /// The operation consists of kernels, and of NCCL messages between hosts. The GPU's failure
+    /// report shows whether a kernel failed. The communicator shows whether NCCL failed.
     Hosts,
     /// The operation is a kernel of this backend, without a result. Only the GPU's failure report
     /// shows whether the kernel failed.
@@ -58,9 +59,9 @@ pub(crate) struct Wait {
     pub(crate) until: Until,
     /// Number of words for which the operation waits.
     pub(crate) count: usize,
-    /// If the operation waits for a single word: that word, for the error of a timeout. Otherwise
-    /// `None`. The value in the field `found` is unused: the error gets the value that the kernel
-    /// reports.
+    /// A description of the awaited word, for the error of a timeout. `None` unless the operation
+    /// waits for exactly one word. The field `found` of the description is unused, because the
+    /// error gets the value that the kernel reports.
     pub(crate) word: Option<AwaitedWord>,
 }
 

@@ -75,8 +75,9 @@ impl Enqueue<'_> {
     }
 
     /// Like [`writing`](Self::writing), but for a result whose elements lie at a stride. The bytes
-    /// between the elements must not change. So if the result is in memory of the host, its bytes
-    /// are first copied to the pinned memory.
+    /// between the elements must not change. So for a result in memory of the host, the caller's
+    /// bytes are first copied to the pinned memory. After the device has written the elements, all
+    /// of these bytes are copied back.
     fn writing_between(&mut self, place: Place, bytes: usize, stride: usize) -> Result<(u64, Option<Staged>), Error> {
         let before = match place {
             Place::Private(_) if stride > 1 => Some(self.reading(place, bytes)?),

@@ -48,8 +48,9 @@ impl Kernels {
 /// type.
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
-/// Records that this backend may enqueue work on `stream` at any time. The heap, the tables of
-/// kernels and the failure report then stay allocated until that work has ended.
+/// Records that this backend may enqueue work on `stream` at any time. Until that work has ended,
+/// the kernel context with its tables, the failure report and the synchronisation lines of teams
+/// stay allocated. The multicast mapping of the heap also stays until then.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

@@ -270,9 +270,9 @@ impl State {
         members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
     }
 
-    /// Creates the collective kernels of a new team. `sentinel` is the content of each line of
-    /// staging memory until data arrives. The first member of the team on this host has chosen the
-    /// sentinel.
+    /// Creates the collective kernels of a new team. Each 16-byte line of the staging memory
+    /// contains `sentinel` until data arrives in the line. The first member of the team on this
+    /// host has chosen the sentinel.
     pub(crate) fn kernels_of(
         &self,
         gpu: &Gpu,

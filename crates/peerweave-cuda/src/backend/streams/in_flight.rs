@@ -74,8 +74,9 @@ impl InFlight {
     }
 
     /// Removes the oldest operations whose outcome is known. If many operations are in flight, or
-    /// if they use much temporary memory, also asks the driver which operations the stream has
-    /// completed, and removes them.
+    /// if they use much temporary memory, asks the driver whether the older half is complete. If
+    /// so, removes this half. If not, and if the operations use much temporary memory, removes all
+    /// operations that the stream has completed.
     pub(super) fn prune(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
             self.pop();

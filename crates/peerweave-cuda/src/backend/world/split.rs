@@ -41,9 +41,9 @@ pub(super) struct Made {
 
 impl Cuda {
     /// Creates the state that operations of a new team need. `count` distinguishes the team from
-    /// earlier teams with the same number (see [`teams::id`]). `sentinel` is the content of each
-    /// line of staging memory until data arrives. The first member on this host has chosen the
-    /// sentinel.
+    /// earlier teams with the same number (see [`teams::id`]). Each 16-byte line of the staging
+    /// memory contains `sentinel` until data arrives in the line. The first member on this host has
+    /// chosen the sentinel.
     fn state_of(
         &self,
         call: &'static str,

@@ -1,7 +1,7 @@
 //! Signals: 64-bit words that notify a PE of data. This module has signal operations, puts with
 //! signal, and waits for signals, for each scope.
-//!
-//! The protocol is [`crate::put_signal`].
+//! The module [`crate::put_signal`] defines the protocol: the memory order between data, signals
+//! and waits.
 
 use crate::api::context::Reach;
 use crate::api::network::{self, Signal};

@@ -21,8 +21,8 @@ pub struct AwaitedWords<V, X> {
     pub size: u32,
     /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison between an integer and its value. The function in the field `value` returns
-    /// the value for the index of the integer.
+    /// The comparison of each integer with another value. The function in the field `value` returns
+    /// this other value for the index of the integer.
     pub compare: Compare,
     /// Function that returns the value with which the integer at an index is compared.
     pub value: V,

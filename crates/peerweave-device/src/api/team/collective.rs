@@ -441,7 +441,8 @@ impl Context {
     }
 }
 
-/// Declares the public methods, one for each scope.
+/// Declares the collectives of [`Context`] for one scope: a thread, a warp or a block. `$words`
+/// names the threads that call the methods.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {

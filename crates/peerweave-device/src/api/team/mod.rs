@@ -175,7 +175,8 @@ impl Team {
     }
 }
 
-/// Declares the public methods, one for each scope.
+/// Declares the barriers and syncs of [`Context`] for one scope: a thread, a warp or a block.
+/// `$words` names the threads that call the methods.
 macro_rules! scoped {
     ($scope:ident, $words:literal: $barrier:ident, $barrier_all:ident, $sync:ident, $sync_all:ident,
         $sync_relaxed:ident, $sync_all_relaxed:ident) => {

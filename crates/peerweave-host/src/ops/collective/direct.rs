@@ -81,8 +81,9 @@ impl Run<'_> {
     }
 
     /// Like [`Self::stores`], for a reduction. `in_place` returns whether an input is also an
-    /// output. The caches then contain the lines of this output when they are written. A store that
-    /// bypasses the caches would have to remove these lines first.
+    /// output. If so, the stores do not bypass the caches. The reduction has just read the cache
+    /// lines of this input, so they are in the caches. A store that bypasses the caches would have
+    /// to remove these lines first.
     fn reduction_stores(&self, bytes_of_all: usize, in_place: impl FnOnce() -> bool) -> Stores {
         match self.stores(bytes_of_all) {
             Stores::Streaming if in_place() => Stores::Cached,
@@ -233,8 +234,8 @@ impl Run<'_> {
         }
     }
 
-    /// Runs a collective whose parts have different lengths. Each rank writes the parts that it
-    /// sends directly into the buffers of the receiving ranks.
+    /// Runs a collective whose parts have different lengths. Each rank copies its parts directly
+    /// into the buffers of the ranks that receive these parts.
     fn direct_vector(&self, buffers: &Buffers, counts: &Counts) {
         let size = self.element_bytes();
         let stores = self.stores(counts.total() * size * 2);
