@@ -81,9 +81,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     in_teams(&world, shapes_for(world.n_pes()), |team| functions::strided(&world, team, &[0, 1, 5, 200, 40_000]));
     say("strided all-to-alls".to_owned(), started);
-    composite_types(&world, is_one_host, &say);
+    composite_types(&world, is_one_host, say);
     if is_one_host {
-        one_sided(&world, &say);
+        one_sided(&world, say);
     }
     let started = Instant::now();
     teams_by_members(&world, passes, seed)?;

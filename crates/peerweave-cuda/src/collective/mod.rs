@@ -146,9 +146,9 @@ impl Collectives {
     /// bytes on every PE's heap.
     ///
     /// # Collective
-    /// All PEs that created their `Gpu` together, by the same rendezvous. Each PE passes the members
-    /// of its own team, and all PEs pass the same options. A PE that is in no team passes itself as
-    /// the only member.
+    /// All PEs that created their `Gpu` together, by the same rendezvous. Each PE passes the
+    /// members of its own team, and all PEs pass the same options. A PE that is in no team passes
+    /// itself as the only member.
     ///
     /// # Errors
     /// [`CudaError::Misuse`] for invalid options or members, and for a member whose memory is not
