@@ -35,7 +35,9 @@ use std::time::{Duration, Instant};
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct HostOptions {
-    /// Time limit for every wait for which the caller passes no deadline.
+    /// Time limit for every wait for which the caller passes no deadline. A wait may end up to 0.7
+    /// s later: after the limit, PEs exchange which PEs they wait for, so that the error names the
+    /// PE that caused the timeout.
     pub deadline: Duration,
     /// Size of the symmetric heap of each PE, in bytes. `None` means the size of the machine's
     /// memory on Linux, but at most 16 TiB for all PEs together. On other systems, `None` means 256
