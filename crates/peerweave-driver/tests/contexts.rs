@@ -9,7 +9,7 @@ use std::time::Instant;
 use common::{LONG, block, unblock};
 use peerweave_driver::cudarc::driver::sys::CUcontext;
 use peerweave_driver::{
-    CudaCode, CudaContext, DeviceBuffer, DeviceMemory, Driver, PrivateStream, context, drain_retired, retire,
+    CudaCode, CudaContext, DeviceBuffer, DeviceMemory, Driver, PrivateStream, Streams, context, drain_retired, retire,
 };
 use peerweave_fakes::Fakes;
 
@@ -44,6 +44,18 @@ fn dropping_memory_keeps_the_current_context() {
 #[test]
 fn dropping_a_stream_keeps_the_current_context() {
     Fakes::new().cuda().run(|| dropped_elsewhere(|zero| PrivateStream::new(zero).expect("the stream is created")));
+}
+
+#[test]
+fn dropping_a_list_of_streams_keeps_the_current_context() {
+    Fakes::new().cuda().run(|| {
+        dropped_elsewhere(|zero| {
+            let streams = Streams::new();
+            // The list has the only handle of the stream.
+            streams.note(&zero.new_stream().expect("the stream is created"));
+            streams
+        });
+    });
 }
 
 #[test]

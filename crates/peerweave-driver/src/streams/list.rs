@@ -135,6 +135,18 @@ impl Key {
     }
 }
 
+impl Drop for Streams {
+    fn drop(&mut self) {
+        let known = self.known.get_mut().unwrap_or_else(PoisonError::into_inner);
+        let streams = std::mem::take(&mut known.streams);
+        // The list may have the last handle of a stream. cudarc makes the context of a stream
+        // current to destroy the stream.
+        if !streams.is_empty() {
+            with_context_kept(|| relaxed(|| drop(streams)));
+        }
+    }
+}
+
 impl Streams {
     /// Minimum length at which a list removes unused streams. A shorter list keeps all its streams.
     const MANY: usize = 32;
@@ -147,7 +159,9 @@ impl Streams {
     /// Creates an empty list for a part of the memory whose streams `outer` records. Streams that
     /// are recorded in the new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
-        Self { outer: Some(Arc::clone(outer)), ..Self::default() }
+        let mut streams = Self::default();
+        streams.outer = Some(Arc::clone(outer));
+        streams
     }
 
     /// Records that the caller is about to enqueue work on `stream` that uses the memory.
