@@ -399,8 +399,8 @@ fn timeout_errors_name_a_stopped_pe() {
     }
 }
 
-/// PE 0 makes no call. PE 1 waits for PE 0, and PE 2 waits for PE 1. The deadline of PE 2 passes
-/// before the deadline of PE 1. Both PEs must name PE 0 only.
+/// PE 0 makes no call. PE 1 waits for PE 0, and the other PEs wait for PE 1, some of them through
+/// another PE. The deadline of PE 1 passes last. All PEs must name PE 0 only.
 fn timeout_errors_do_not_name_a_pe_that_waits_too() {
     let mut options = HostOptions::default();
     options.deadline = Duration::from_secs(1);
@@ -411,16 +411,14 @@ fn timeout_errors_do_not_name_a_pe_that_waits_too() {
     let in_a_receive = |team: &Team| {
         let (me, mut received) = (team.my_rank().get(), [0u64]);
         team.recv_blocking(&mut received, Rank::new(me - 1))?;
-        team.send_blocking(&received, Rank::new((me + 1) % 3))
+        team.send_blocking(&received, Rank::new((me + 1) % 4))
     };
     for calls in [&in_a_barrier as &(dyn Fn(&Team) -> Result<()> + Sync), &in_a_receive] {
-        let (named, reported) = (Mutex::new(Vec::new()), Barrier::new(3));
-        on_threads(3, &options, |world| {
+        let (named, reported) = (Mutex::new(Vec::new()), Barrier::new(4));
+        on_threads(4, &options, |world| {
             let me = world.my_pe().get();
-            if me == 1 {
-                sleep(Duration::from_millis(20));
-            }
             if me > 0 {
+                sleep(Duration::from_millis(60 - 20 * u64::from(me)));
                 let error = calls(world.team()).expect_err("PE 0 makes no call");
                 named.lock().unwrap().push((me, error.blamed(), error.to_string()));
             }

@@ -4,7 +4,7 @@
 use crate::memory::layout::{MAILBOX_SLOTS, MAX_TEAMS};
 use crate::memory::line::Line;
 use crate::ops::collective::{CollectiveTask, Purpose, split_detail};
-use crate::ops::shared::Shared;
+use crate::ops::shared::{COMPLETION_GRACE, Shared};
 use crate::sync::step::progress_before_next;
 use crate::sync::team::{Channel, TeamRef, TeamState};
 
@@ -212,7 +212,9 @@ impl Shared {
             let late = Error::from(Timeout::new("destroy", team.name(), waited, missing));
             self.peers.record_outcome(late)
         };
-        let mut waiter = self.peers.waiter(Limit::Deadline(self.peers.deadline));
+        // A send or receive may run until this time after its own deadline.
+        let limit = self.peers.deadline.saturating_add(COMPLETION_GRACE);
+        let mut waiter = self.peers.waiter(Limit::Deadline(limit));
         let look = || (0..team.size()).all(all_ended).then_some(());
         look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok).map_err(Stop::into_error)
     }

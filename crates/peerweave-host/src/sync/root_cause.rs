@@ -28,6 +28,10 @@ const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
 
+/// Set in the failure word of a team while the PE still searches for the cause of a timeout. Other
+/// PEs do not fail because of such a word.
+pub(crate) const PROVISIONAL: u64 = 1 << 63;
+
 /// Returns the failure word for `error` of PE `me`.
 pub(crate) fn encode(error: &Error, me: usize) -> u64 {
     let cause = match error {
@@ -41,7 +45,7 @@ pub(crate) fn encode(error: &Error, me: usize) -> u64 {
 /// Returns the PE and the cause in a failure word. Returns `None` if the word is 0 or invalid.
 fn decode(word: u64) -> Option<(usize, PeerCause)> {
     let pe = (word & 0xffff_ffff).checked_sub(1)?;
-    Some((pe as usize, CAUSES.get((word >> 32) as usize)?.clone()))
+    Some((pe as usize, CAUSES.get(((word & !PROVISIONAL) >> 32) as usize)?.clone()))
 }
 
 /// Returns the PE that a failure word names. Returns `None` if the word is 0 or invalid.
@@ -172,7 +176,8 @@ impl Peers {
         if let Some(cause) = self.liveness.gone(peer) {
             return Some((peer, cause));
         }
-        let failed = self.segments.team_words(peer, slot).failure.word.load(Ordering::Acquire) != 0;
+        let word = self.segments.team_words(peer, slot).failure.word.load(Ordering::Acquire);
+        let failed = word != 0 && word & PROVISIONAL == 0;
         failed.then_some((peer, PeerCause::Failed))
     }
 
@@ -241,5 +246,6 @@ mod tests {
         let own = Error::Unsupported { call: "barrier", backend: "host", why: "a test" };
         assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));
         assert_eq!(decode(0), None);
+        assert_eq!(decode(encode(&late, 1) | PROVISIONAL), Some((0, PeerCause::Failed)));
     }
 }

@@ -20,6 +20,8 @@ use std::time::{Duration, Instant};
 /// Time after the deadline of an operation, in which missing PEs can report that they timed out
 /// because of another PE.
 pub(crate) const REPORT_GRACE: Duration = Duration::from_millis(500);
+/// Time for which the reports must name the same PE before the search for the cause ends early.
+const STABLE: Duration = Duration::from_millis(150);
 
 /// The state of a team on one of its members.
 #[derive(Debug)]
@@ -168,6 +170,9 @@ impl TeamState {
             root_cause::pe_of(self.blocks[rank].words().failure.word.load(Ordering::Acquire)).map(Pe::index)
         };
         let cause = |pe: usize| {
+            if pe == peers.me {
+                return pe;
+            }
             let mut seen = vec![peers.me, pe];
             while let Some(next) = reported(seen[seen.len() - 1]).filter(|next| !seen.contains(next)) {
                 seen.push(next);
@@ -194,13 +199,19 @@ impl TeamState {
             return Error::Timeout(timeout);
         }
         let word = &self.blocks[self.rank].words().failure.word;
-        let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me);
+        let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me) | root_cause::PROVISIONAL;
         let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
-        let end = Instant::now() + REPORT_GRACE;
-        let mut at_fault = self.at_fault(peers, missing.clone());
-        while Instant::now() < end && (at_fault.len() > 1 || at_fault == missing) {
+        let start = Instant::now();
+        let (mut at_fault, mut since) = (self.at_fault(peers, missing.clone()), start);
+        // The PE at fault according to the reports so far may itself report another PE soon.
+        let is_known =
+            |at_fault: &[usize], since: Instant| at_fault.len() == 1 && at_fault != missing && since.elapsed() >= STABLE;
+        while start.elapsed() < REPORT_GRACE && !is_known(&at_fault, since) {
             std::thread::sleep(Duration::from_millis(1));
-            at_fault = self.at_fault(peers, missing.clone());
+            let now = self.at_fault(peers, missing.clone());
+            if now != at_fault {
+                (at_fault, since) = (now, Instant::now());
+            }
         }
         timeout.missing = at_fault.into_iter().map(|pe| Pe::new(pe as u32)).collect();
         Error::Timeout(timeout)

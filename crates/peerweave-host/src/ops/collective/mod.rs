@@ -39,7 +39,7 @@ use crate::ops::shared::{Shared, on_a_device};
 use crate::ops::tuning;
 use crate::simd;
 use crate::sync::step::{Step, With};
-use crate::sync::team::{TeamRef, TeamState};
+use crate::sync::team::{REPORT_GRACE, TeamRef, TeamState};
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Collective, CollectiveKind, Place};
 use peerweave_core::{Error, Timeout};
@@ -198,12 +198,13 @@ impl Drop for EndOnPanic<'_> {
 }
 
 /// Waits until the earlier operations of the team have ended on this PE. If `limit` is a deadline,
-/// the wait may take twice as long, because an earlier operation may run until its own deadline.
+/// the wait may take twice as long and [`REPORT_GRACE`], because an earlier operation may run until
+/// [`REPORT_GRACE`] after its own deadline.
 /// After this time, the collective fails with a timeout.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
-        Limit::Deadline(deadline) => Limit::Deadline(deadline.saturating_mul(2)),
+        Limit::Deadline(deadline) => Limit::Deadline(deadline.saturating_mul(2).saturating_add(REPORT_GRACE)),
         budget => budget,
     };
     let timeout = |waited| {
