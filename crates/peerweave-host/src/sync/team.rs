@@ -158,13 +158,14 @@ impl TeamState {
         }
         let entered = |block: &TeamBlock| block.words().entry[line_of(next)].has(next);
         let ranks = self.members.iter().copied().zip(&self.blocks);
-        self.at_fault(peers, ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect())
+        let missing: Vec<usize> = ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect();
+        self.at_fault(peers, &missing)
     }
 
     /// Returns the PEs that are at fault if the PEs `missing` have not arrived. A missing PE may
     /// have reported that it timed out in the team because of another PE. Then the other PE is at
     /// fault.
-    fn at_fault(&self, peers: &Peers, missing: Vec<usize>) -> Vec<usize> {
+    fn at_fault(&self, peers: &Peers, missing: &[usize]) -> Vec<usize> {
         let reported = |pe: usize| {
             let rank = self.members.iter().position(|&member| member == pe)?;
             root_cause::pe_of(self.blocks[rank].words().failure.word.load(Ordering::Acquire)).map(Pe::index)
@@ -179,7 +180,7 @@ impl TeamState {
             }
             seen[seen.len() - 1]
         };
-        let mut at_fault: Vec<usize> = missing.into_iter().map(cause).collect();
+        let mut at_fault: Vec<usize> = missing.iter().copied().map(cause).collect();
         at_fault.sort_unstable();
         at_fault.dedup();
         at_fault
@@ -202,13 +203,13 @@ impl TeamState {
         let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me) | root_cause::PROVISIONAL;
         let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
         let start = Instant::now();
-        let (mut at_fault, mut since) = (self.at_fault(peers, missing.clone()), start);
+        let (mut at_fault, mut since) = (self.at_fault(peers, &missing), start);
         // The PE at fault according to the reports so far may itself report another PE soon.
         let is_known =
             |at_fault: &[usize], since: Instant| at_fault.len() == 1 && at_fault != missing && since.elapsed() >= STABLE;
         while start.elapsed() < REPORT_GRACE && !is_known(&at_fault, since) {
             std::thread::sleep(Duration::from_millis(1));
-            let now = self.at_fault(peers, missing.clone());
+            let now = self.at_fault(peers, &missing);
             if now != at_fault {
                 (at_fault, since) = (now, Instant::now());
             }
