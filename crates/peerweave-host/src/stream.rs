@@ -38,9 +38,9 @@ struct Inner {
     shared: Arc<Shared>,
     /// Whether a thread is running an operation of this stream.
     busy: AtomicBool,
-    /// `false` only if `synchronize` has nothing to do: no operation is queued, none is running on
-    /// the thread of the stream, and no failure has to be returned. Changed only while `queue` is
-    /// locked.
+    /// Whether `synchronize` may have something to do. `false` means that no operation is queued,
+    /// that the thread of the stream runs no operation, and that every failure has been returned.
+    /// Changed only while `queue` is locked.
     pending: AtomicBool,
     queue: Mutex<Jobs>,
     changed: Condvar,
@@ -418,9 +418,9 @@ fn extension(shared: &Shared, call: &'static str, started: Instant, within: Dura
     Err(Timeout { running, ..Timeout::new(call, team, waited, missing) }.into())
 }
 
-/// Waits until `slot` has a value, and returns a copy of the value. The thread that sets the value
-/// must notify `changed`. `within` is the time limit. When the time limit has passed, this function
-/// calls [`extension`], which extends the wait or returns the error that ends it.
+/// Waits until `slot` has a value, and returns a copy of the value. The thread that stores the
+/// value must notify `changed`. If `slot` has no value after the time `within`, this function calls
+/// [`extension`]. That function either extends the wait or returns the error that ends the wait.
 fn wait_for<T: Clone>(
     slot: &Mutex<Option<T>>,
     changed: &Condvar,

@@ -3,6 +3,8 @@
 
 use peerweave_core::{Compare, Error, Pe, PeerCause, Rank, ReduceOp, World};
 use peerweave_host::{HostOptions, on_threads};
+use std::sync::{Barrier, Mutex};
+use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 const SHORT: Duration = Duration::from_secs(2);
@@ -45,6 +47,37 @@ fn calls_on_a_failed_team_fail_and_name_the_failed_pe() {
             assert_eq!(error.blamed(), [Pe::new(1)]);
         }
     });
+}
+
+/// The barrier of PE 0 fails while one receive runs and a second receive is queued behind it. PE 1
+/// makes no call.
+#[test]
+fn destroy_of_a_failed_team_does_not_wait_for_a_skipped_receive() {
+    let (outcome, is_over) = (Mutex::new(None), Barrier::new(2));
+    with_deadline(2, SHORT, |world| {
+        let team = world.team().split(Some(0), 0).unwrap().expect("the rank passed a color");
+        if world.my_pe().get() == 0 {
+            let receive = || team.recv_blocking(&mut [0u64], Rank::new(1));
+            let receives = std::thread::scope(|scope| {
+                let barrier = scope.spawn(|| team.barrier_blocking());
+                sleep(SHORT / 4);
+                let first = scope.spawn(receive);
+                sleep(SHORT / 4);
+                let second = scope.spawn(receive);
+                [barrier, first, second].map(|thread| thread.join().expect("the call returns"))
+            });
+            let start = Instant::now();
+            *outcome.lock().unwrap() = Some((receives, team.destroy(), start.elapsed()));
+        }
+        is_over.wait();
+    });
+    let (calls, destroyed, waited) = outcome.into_inner().unwrap().expect("PE 0 has called destroy");
+    for call in calls {
+        assert_eq!(call.expect_err("PE 1 makes no call").blamed(), [Pe::new(1)]);
+    }
+    let error = destroyed.expect_err("the team has failed");
+    assert!(matches!(&error, Error::Poisoned { call: "destroy", .. }), "{error}");
+    assert!(waited < SHORT, "{waited:?}");
 }
 
 #[test]
@@ -139,7 +172,7 @@ fn wait_with_its_own_time_limit_returns_at_that_limit() {
 }
 
 #[test]
-fn timeout_of_a_wait_shows_the_awaited_word_and_its_value() {
+fn wait_timeout_error_contains_offset_value_and_condition() {
     with_deadline(1, SHORT, |world| {
         let (team, words) = (world.team(), world.alloc_zeroed::<i32>(3).unwrap());
         words.copy_from(&[-7, 9, -8]).unwrap();

@@ -13,7 +13,7 @@ fn alone(program: impl Fn(World) + Sync) {
 }
 
 #[test]
-fn fill_sets_exactly_the_elements_of_the_range() {
+fn fill_sets_all_elements_of_the_slice_and_no_others() {
     fn fill<T: Integer>(world: &World, value: T, rest: T) {
         // The range is longer than a chunk of `fill`, and its ends are unaligned.
         let (stream, x, last) = (world.stream().unwrap(), world.alloc::<T>(9001).unwrap(), 8999);

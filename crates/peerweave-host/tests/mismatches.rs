@@ -45,7 +45,7 @@ fn strided_splits_with_different_shapes_are_a_mismatch() {
 }
 
 #[test]
-fn splits_with_different_calls_or_arguments_are_a_mismatch() {
+fn ranks_that_split_a_team_differently_get_a_mismatch_error() {
     differ(
         "split_2d of the team into rows with x_range 1 (ranks per row)",
         "split_2d of the team into rows with x_range 2 (ranks per row)",
@@ -98,8 +98,8 @@ fn mismatch<R>(result: Result<R>) -> Mismatch {
 #[track_caller]
 fn next_barrier_is_a_mismatch(team: &Team) {
     let barrier = mismatch(team.barrier_blocking());
-    assert_eq!(barrier.mine, "barrier after its earlier broadcasts of at most 64 bytes");
-    assert_eq!(barrier.theirs, "barrier after different broadcasts of at most 64 bytes");
+    assert_eq!(barrier.mine, "barrier after earlier broadcasts of at most 64 bytes");
+    assert_eq!(barrier.theirs, "barrier after broadcasts of at most 64 bytes that differ from those of this PE");
     for round in 0..10 {
         let mut sum = [1u32; 20];
         team.all_reduce_in_place_blocking(&mut sum, ReduceOp::Sum).unwrap();

@@ -193,8 +193,8 @@ impl Host {
             .inspect_err(|error| withdraw(&mapping, me, error, None))
     }
 
-    /// Completes the join of this PE. All PEs have already filled in their control words. If PEs
-    /// are threads, `threads` is the state that they share. `None` if PEs are processes.
+    /// Completes the join of this PE. All PEs have already initialized their control words.
+    /// `threads` is the state that all PEs share if they are threads; `None` if PEs are processes.
     fn new(
         me: usize,
         mapping: Arc<Mapping>,
@@ -235,7 +235,8 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the initial state of the PE `me`. The PE has not joined the job yet.
+    /// Returns the state of PE `me` before the PE communicates with other PEs. `readable` states
+    /// whether this PE can read private buffers of the other PEs' processes, or why not.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -292,9 +293,8 @@ impl Shared {
     }
 }
 
-/// Explains, in the log, why private buffers are copied through staging areas. This reason applies
-/// if PEs are threads. Only PEs that are processes read each other's private memory, through the
-/// operating system.
+/// Reason, for the log, why this PE does not read private buffers of other PEs directly, but
+/// through staging areas. Such reads go through the operating system, from one process to another.
 const THREADS: &str = "the PEs are threads of one process";
 
 /// Name of the failed call in the errors of [`Host::join`]. This is the name of the function that
@@ -308,8 +308,8 @@ pub(super) fn deadline_after(within: Duration) -> Instant {
     now.checked_add(within).unwrap_or(now + Duration::from_secs(365 * 86_400))
 }
 
-/// Converts the error of a rendezvous. The result names the PE that caused the error, if that PE is
-/// known.
+/// Converts the error of a rendezvous to the error of the call `call`. The result names the PEs
+/// that caused the error, if they are known.
 pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapError) -> Error {
     let team = TeamName { id: TeamId::WORLD, size: n_pes };
     match error {
@@ -321,8 +321,8 @@ pub(super) fn meeting_failed(call: &'static str, n_pes: usize, error: BootstrapE
     }
 }
 
-/// Publishes that this PE leaves the job because of `error`. The caller must have called
-/// [`announce`] for this PE.
+/// Publishes that PE `me` leaves the job because its join failed with `error`. The caller must have
+/// called [`announce`] for this PE.
 fn withdraw(mapping: &Mapping, me: usize, error: &Error, rendezvous: Option<Arc<Rendezvous>>) {
     let segments = mapping.segments();
     let page = segments.page(me);

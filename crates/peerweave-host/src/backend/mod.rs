@@ -34,8 +34,8 @@ use std::time::{Duration, Instant};
 pub struct Host {
     pub(crate) shared: Arc<Shared>,
     options: HostOptions,
-    /// The memory of the new job, if the PEs shrink this job. Used only if PEs are threads. `None`
-    /// if PEs are processes.
+    /// Memory for the jobs that result from shrinking this job, if PEs are threads. `None` if PEs
+    /// are processes.
     next: Option<Arc<NextMemory>>,
 }
 
@@ -305,7 +305,7 @@ unsafe impl Backend for Host {
         }
         let distant = shared.peers.liveness.distant();
         if !distant.is_empty() {
-            text += &format!("; the rendezvous watches PEs {distant:?}, because their processes are in other PID namespaces");
+            text += &format!("; the rendezvous reports the end of PEs {distant:?}, because this process cannot monitor them");
         }
         text
     }

@@ -1,10 +1,10 @@
-//! Creates a host backend of the surviving PEs after a failure.
+//! Creates the host backend of a new job, whose members are the PEs that survive a failure.
 //!
-//! The memory of the old job outlives its PEs. So the PEs agree on the members of the new job
-//! through words in this memory (`peerweave_bootstrap::survivors`), whichever PE has died. If PEs
+//! The memory of the old job stays mapped after PEs have died. So the survivors agree on the
+//! members of the new job through words in this memory (`peerweave_bootstrap::survivors`). If PEs
 //! are processes, the first member then runs the rendezvous server of the new job. The members join
-//! the new job as at the start of any job. PEs that are threads of one process get the new memory
-//! from a shared table.
+//! the new job as at the start of any job. If PEs are threads, the first member allocates the new
+//! memory, and all members get it from [`NextMemory`].
 //!
 //! A member may die after the agreement. Then joining fails on all members, and the members agree
 //! again without the dead member. The last step of joining is one exchange in the new memory. A
@@ -30,8 +30,8 @@ const CALL: &str = "shrink";
 /// no time would be left if the PEs agree just before the deadline of this PE.
 const SET_UP: Duration = Duration::from_secs(2);
 
-/// Maximum time that this PE waits after a PE was lost during the setup of the new job. The wait
-/// ends earlier if this PE detects that the lost PE has ended or has withdrawn.
+/// Time limit for finding the cause after the setup of the new job has failed. During this time,
+/// this PE waits until a PE that may be the cause has died or has withdrawn from the new job.
 const NOTICE: Duration = Duration::from_secs(1);
 
 /// The memory of new jobs, if PEs are threads. The PEs agree on a new job in one or more attempts.
@@ -43,7 +43,8 @@ pub(super) struct NextMemory(Mutex<HashMap<u64, Prepared>>);
 struct Prepared {
     mapping: Arc<Mapping>,
     next: Arc<NextMemory>,
-    /// Number of members of the new job that have not yet called [`NextMemory::take`].
+    /// Number of PEs of the new job that have not yet called [`NextMemory::take`]. The last call
+    /// removes this value.
     untaken: usize,
 }
 
@@ -95,13 +96,14 @@ impl Host {
                     if !again || Instant::now() >= until {
                         return Err(error);
                     }
-                    tracing::debug!(%error, "a PE was lost while the new job was set up; the remaining PEs will agree on new members");
+                    tracing::debug!(%error, "a PE was lost during the setup of the shrunk job; the remaining PEs choose the members again");
                 }
             }
         }
     }
 
-    /// Ends the operations of all teams on this PE, so that no PE waits for this PE.
+    /// Makes all teams fail on this PE, so that no other PE waits for this PE. The error names a PE
+    /// that has died or left; if there is none, it states that this PE shrinks the job.
     fn end_operations(&self) {
         let peers = &self.shared.peers;
         let mut gone: Vec<(usize, PeerCause)> =

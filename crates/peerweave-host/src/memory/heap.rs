@@ -13,7 +13,8 @@ pub(crate) struct HeapMap {
     ranges: FirstFit,
     /// Size of the heap, in bytes.
     capacity: u64,
-    /// Highest end offset of all ranges that were in use at any time.
+    /// Highest end offset of all allocations so far, including freed allocations. Initially the
+    /// start of the heap.
     highest: u64,
 }
 
@@ -39,9 +40,9 @@ impl HeapMap {
         self.ranges.free(at)
     }
 
-    /// Records that the range of a new allocation ends at the offset `end`. Returns the highest end
-    /// of all earlier allocations. The memory after the returned offset was not allocated before,
-    /// so it is still zero.
+    /// Records the end of a new allocation, as an offset. Returns the highest end of all earlier
+    /// allocations. Memory at or after the returned offset has never been allocated, so it is still
+    /// zero.
     pub(crate) fn note_use(&mut self, end: u64) -> u64 {
         let before = self.highest;
         self.highest = before.max(end);
@@ -69,7 +70,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn memory_after_the_highest_allocation_is_known_to_be_unused() {
+    fn highest_used_offset_is_unchanged_by_freeing_and_reuse() {
         let mut heap = HeapMap::new(4096, 4096 + 1024);
         let first = heap.allocate(100, 1).unwrap();
         assert_eq!(heap.note_use(first + 100), 4096);

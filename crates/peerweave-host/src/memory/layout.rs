@@ -85,11 +85,12 @@ pub(crate) struct PePage {
     /// Number of the processor on which the PE ran in its last long wait, plus 1. The value is 0
     /// before the first long wait. See `sync/peers.rs`.
     pub(crate) processor: AtomicU64,
-    /// The failure word of the PE, or 0 if the PE has not failed. See `sync/root_cause.rs`.
+    /// 0, or a failure of the PE: the number of the PE that caused it, and the kind of cause. See
+    /// `sync/root_cause.rs`.
     pub(crate) failure: AtomicU64,
-    /// A random number. The PE's process stores the same number in its private memory, at the
-    /// address `probe_at`. Another PE reads that address and compares the result with `probe`. If
-    /// the two numbers are equal, the other PE reads the memory of the right process.
+    /// A random number that the PE's process also stores in its private memory, at the address
+    /// `probe_at`. Another PE reads that address by a cross-memory read. If the result equals
+    /// `probe`, the PE can read this process, and has found the right one.
     pub(crate) probe: AtomicU64,
     pub(crate) probe_at: AtomicU64,
     /// The PE that aborted the job, and the exit code, encoded by `AbortWord`. 0 if the job was not
@@ -97,8 +98,9 @@ pub(crate) struct PePage {
     pub(crate) abort: AtomicU64,
 }
 
-/// The words by which a PE publishes its call of `team_of`: see `ops/team_of.rs`. In memory, the
-/// list of the new team's members follows these words. The list has room for all PEs of the job.
+/// The words by which a PE publishes its call of `team_of`: see `ops/team_of.rs`. In memory, two
+/// lists of PEs follow these words: the members of the new team, and the different list of another
+/// PE. Each list has room for all PEs of the job.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct TeamCallWords {
@@ -110,6 +112,9 @@ pub(crate) struct TeamCallWords {
     pub(crate) decision: AtomicU64,
     /// Number of PEs in this PE's list of members of the new team.
     pub(crate) size: AtomicU64,
+    /// Number of PEs in the list of another PE that passed a different list. That PE or a third PE
+    /// writes this list here, for the error of this PE.
+    pub(crate) other_size: AtomicU64,
     /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
     /// For each team slot, the last epoch that this PE has used in the slot.
@@ -130,7 +135,8 @@ pub(crate) struct TeamWords {
     /// The entry lines: cache lines in which this rank publishes that it has entered an operation.
     /// The operation with the number (epoch) `k` in the team uses line `k % ENTRY_LINES`.
     pub(crate) entry: [Line; ENTRY_LINES],
-    /// Progress of this rank in the operation that it has entered. See `sync/step.rs`.
+    /// Progress word of this rank: the epoch of its latest operation, the number of completed
+    /// phases, and whether the rank has failed. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
     /// The failure word of this rank for the team: see `sync/root_cause.rs`. If the word is not 0,
     /// this rank runs no more operations of the team.
@@ -161,7 +167,8 @@ pub(crate) struct MailSlot {
     pub(crate) answer: LoneWord,
 }
 
-/// Where the control words and the heap are in a segment. All offsets and sizes are in bytes.
+/// The layout of a job's segments: the number of PEs, and the offsets and sizes of the parts of a
+/// segment. All offsets and sizes are in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Layout {
     pub(crate) n_pes: usize,
@@ -189,7 +196,7 @@ impl Layout {
         let kernel_lines = (words + 2 * STAGE_BYTES).checked_add(n_pes.checked_mul(MAILBOX_BYTES)?)?.next_multiple_of(PAGE);
         let lines_bytes = TeamEntry::sync_bytes(u32::try_from(n_pes).ok()?, KERNEL_SLOTS) as usize;
         let team_block_bytes = kernel_lines.checked_add(lines_bytes)?.next_multiple_of(PAGE);
-        let team_call = size_of::<TeamCallWords>().checked_add(n_pes.checked_mul(size_of::<AtomicU32>())?)?;
+        let team_call = size_of::<TeamCallWords>().checked_add(n_pes.checked_mul(2 * size_of::<AtomicU32>())?)?;
         let team_blocks = PAGE.checked_add(team_call)?.checked_next_multiple_of(PAGE)?;
         let heap_start =
             team_blocks.checked_add(team_block_bytes.checked_mul(MAX_TEAMS)?)?.checked_next_multiple_of(SEGMENT_ALIGN)?;
@@ -209,7 +216,7 @@ impl Layout {
         SEGMENT_ALIGN
     }
 
-    /// Returns the size of the memory file, in bytes.
+    /// Returns the size of the segments of all PEs together, in bytes.
     pub(crate) fn total_bytes(&self) -> usize {
         self.stride * self.n_pes
     }
@@ -219,8 +226,8 @@ impl Layout {
         self.stride as u64
     }
 
-    /// Returns the offset of the synchronization lines of the team in slot `slot`. Kernels
-    /// synchronize by these lines. The offset is the same in every segment.
+    /// Returns the offset, in a segment, of the memory by which kernels of the team in slot `slot`
+    /// synchronize. The offset is the same in every segment.
     pub(crate) fn kernel_lines(&self, slot: usize) -> SymOffset {
         assert!(slot < MAX_TEAMS, "the team slot is {slot}, expected less than {MAX_TEAMS}");
         SymOffset((self.team_blocks + self.team_block_bytes * slot + self.kernel_lines) as u64)
@@ -316,7 +323,7 @@ impl Segments {
         unsafe { &*self.at(pe, SURVIVORS).cast::<SurvivorWords>() }
     }
 
-    /// Returns the words of a PE's call of `team_of`.
+    /// Returns the words by which PE `pe` publishes its call of `team_of`.
     pub(crate) fn team_call(&self, pe: usize) -> &TeamCallWords {
         // SAFETY: [L1] the words are inside the mapping and aligned to a page. Zeros are a valid
         // `TeamCallWords`, and [L2] all of it is atomic.
@@ -326,11 +333,22 @@ impl Segments {
     /// Returns the list of members in the `team_of` call of a PE. The slice has room for all PEs of
     /// the job.
     pub(crate) fn team_call_members(&self, pe: usize) -> &[AtomicU32] {
-        let at = self.at(pe, PAGE + size_of::<TeamCallWords>()).cast::<AtomicU32>();
-        // SAFETY: [L1] the `n_pes` words are inside the mapping, before the blocks of teams. They
-        // are aligned, because the size of `TeamCallWords` is a multiple of 128. [L2] All of it is
-        // atomic.
-        unsafe { std::slice::from_raw_parts(at, self.layout.n_pes) }
+        self.team_call_list(pe, 0)
+    }
+
+    /// Returns the list that another PE passed to `team_of`, and that differs from the list of the
+    /// PE `pe`. The slice has room for all PEs of the job.
+    pub(crate) fn team_call_others_members(&self, pe: usize) -> &[AtomicU32] {
+        self.team_call_list(pe, 1)
+    }
+
+    fn team_call_list(&self, pe: usize, index: usize) -> &[AtomicU32] {
+        let n_pes = self.layout.n_pes;
+        let at = self.at(pe, PAGE + size_of::<TeamCallWords>() + index * n_pes * size_of::<AtomicU32>()).cast::<AtomicU32>();
+        // SAFETY: [L1] the `n_pes` words are inside the mapping, before the blocks of teams,
+        // because `index` is 0 or 1. They are aligned, because the size of `TeamCallWords` is a
+        // multiple of 128. [L2] All of it is atomic.
+        unsafe { std::slice::from_raw_parts(at, n_pes) }
     }
 
     fn team_block(&self, pe: usize, slot: usize) -> *mut u8 {
@@ -406,8 +424,8 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Zeroes the synchronization lines of the team in slot `slot`, in the segment of `pe`. Kernels
-    /// synchronize by these lines.
+    /// Zeroes the lines by which kernels of the team in slot `slot` synchronize, in the segment of
+    /// `pe`.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {

@@ -98,14 +98,15 @@ impl Line {
         sealed::has_reached(&self.words[0], epoch, 2 * ENTRY_LINES as u32)
     }
 
-    /// Returns the [`BYTES`] bytes for the operand of a small broadcast. A rank writes these bytes
-    /// before it publishes the entry. Other ranks read these bytes after they have read the entry.
+    /// Returns the address of the [`BYTES`] bytes for the operand of a small broadcast. A rank
+    /// writes these bytes before it publishes the entry. Other ranks read these bytes after they
+    /// have read the entry.
     #[inline]
     pub(crate) fn operand(&self) -> *mut u8 {
         self.operand.as_ptr().cast::<u8>().cast_mut()
     }
 
-    /// Takes the line into the cache of this processor for writing, as described at [`own`].
+    /// Prefetches the line for writing (see [`own`]).
     #[inline]
     pub(crate) fn own(&self) {
         own(self.words.as_ptr().cast());
@@ -118,8 +119,9 @@ impl Line {
     }
 }
 
-/// Takes a cache line into the cache of this processor for writing, and invalidates the copies of
-/// other processors. Does not wait for the line, and changes no memory. `line` may be any address.
+/// Prefetches a cache line for writing: requests that the line is moved into this processor's
+/// cache, and that other caches drop it. Does not wait for the line, and changes no memory. `line`
+/// may be any address.
 #[inline]
 #[cfg(all(target_arch = "x86_64", not(miri)))]
 pub(crate) fn own(line: *const u8) {
@@ -128,8 +130,9 @@ pub(crate) fn own(line: *const u8) {
     unsafe { std::arch::asm!("prefetchw [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Takes a cache line into the cache of this processor for writing, and invalidates the copies of
-/// other processors. Does not wait for the line, and changes no memory. `line` may be any address.
+/// Prefetches a cache line for writing: requests that the line is moved into this processor's
+/// cache, and that other caches drop it. Does not wait for the line, and changes no memory. `line`
+/// may be any address.
 #[inline]
 #[cfg(all(target_arch = "aarch64", not(miri)))]
 pub(crate) fn own(line: *const u8) {
@@ -137,8 +140,8 @@ pub(crate) fn own(line: *const u8) {
     unsafe { std::arch::asm!("prfm pstl1keep, [{line}]", line = in(reg) line, options(nostack, preserves_flags, readonly)) };
 }
 
-/// Does nothing. On other architectures, the function of this name takes a cache line into the
-/// cache of this processor for writing.
+/// Does nothing. On x86-64 and AArch64, the function of this name prefetches a cache line for
+/// writing.
 #[inline]
 #[cfg(any(miri, not(any(target_arch = "x86_64", target_arch = "aarch64"))))]
 pub(crate) fn own(_line: *const u8) {}
@@ -245,7 +248,7 @@ mod tests {
     }
 
     #[test]
-    fn entries_that_another_thread_publishes_are_read_completely() {
+    fn entries_published_by_another_thread_are_never_torn() {
         let lines = [[line(), line()], [line(), line()]];
         std::thread::scope(|scope| {
             for me in 0..2usize {

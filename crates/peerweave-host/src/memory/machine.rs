@@ -13,13 +13,12 @@ pub(crate) fn memory_bytes() -> u64 {
     meminfo("MemTotal:").unwrap_or(1 << 33)
 }
 
-/// Minimum size of a request that is compared with the available memory, in bytes. Smaller requests
-/// are always allowed, and do not read the files of the system.
+/// Size of an allocation request, in bytes, from which on the available memory is queried. Smaller
+/// requests are always allowed, which avoids reading files in `/proc` and `/sys`.
 const SMALL: usize = 64 << 20;
 
-/// Returns the number of bytes that can be allocated now. The caller compares this number with the
-/// size of a request, which is `request` bytes. Requests of less than [`SMALL`] bytes are always
-/// allowed. For such a request, returns `u64::MAX` without a query of the system.
+/// Returns the number of bytes that can be allocated now, for a request of `request` bytes. If the
+/// request has less than [`SMALL`] bytes, returns `u64::MAX` without a query of the system.
 pub(crate) fn available_bytes(request: usize) -> u64 {
     if request < SMALL {
         return u64::MAX;
@@ -44,8 +43,8 @@ fn cgroup_available() -> Option<u64> {
 /// no group has a limit. The limit of a group also applies to its child groups.
 ///
 /// `groups` has the format of `/proc/self/cgroup`. `mount` is the directory of the cgroup file
-/// system. In a container, this directory may lack some of the groups, but it always contains the
-/// outermost group.
+/// system. In a container, the directory of a group may be missing there. In this case, only the
+/// limits of the parent groups that exist are used.
 fn available_in(mount: &Path, groups: &str) -> Option<u64> {
     let lines = groups.lines().filter_map(|line| {
         let (_, line) = line.split_once(':')?;

@@ -27,9 +27,9 @@ const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
 pub(crate) struct Kernels {
     seed: u64,
     launched: AtomicU64,
-    /// The counters of each team to which this PE can belong. The index is the slot number of the
-    /// team. Each team has one counter per thread block ([`Epochs`]). A counter is the number of
-    /// synchronizations that the block has completed in the team.
+    /// The synchronization counters of each team slot. A slot has one counter for each thread block
+    /// ([`Epochs`]). The counter is the number of synchronizations that the block has completed in
+    /// the team of the slot.
     epochs: Box<[Epochs]>,
     /// Start times of the kernels that streams are running.
     on_streams: Mutex<Vec<Instant>>,
@@ -80,7 +80,8 @@ impl Kernels {
         self.on_streams().iter().any(|started| *started <= before && started.elapsed() < longest)
     }
 
-    /// Sets the epochs of a team slot to 0. Called when a new team gets the slot.
+    /// Sets the counters of a team slot to 0 (see [`Kernels::epochs`]). Called when a new team gets
+    /// the slot.
     pub(crate) fn reset(&self, slot: usize) {
         self.epochs[slot].iter().for_each(|epoch| epoch.store(0, Ordering::Relaxed));
     }

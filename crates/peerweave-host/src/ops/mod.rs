@@ -27,8 +27,9 @@ use std::collections::VecDeque;
 
 use crate::sync::wait::{Limit, Stop};
 
-/// An operation that was started. On the thread of the caller, a task borrows the description of
-/// the operation. [`Task::into_owned`] makes the task independent of the caller.
+/// An operation that was started. A task may borrow the description of the operation from the
+/// caller. [`Task::into_owned`] ends this borrow, so that another thread can complete the task
+/// after the caller has returned.
 #[derive(Debug)]
 pub(crate) enum Task<'a> {
     Collective(CollectiveTask<'a>),
@@ -52,10 +53,18 @@ impl<'a> Task<'a> {
             Op::Collective(op) => Self::Collective(CollectiveTask::start(shared, op)?),
             Op::PointToPoint(op) => Self::Transfers(Transfers::start(shared, [op.clone()])?),
             Op::Group(ops) => Self::start_group(shared, ops)?,
+            op => Self::without_team(op),
+        })
+    }
+
+    /// Starts an operation that belongs to no team.
+    #[inline]
+    fn without_team(op: &'a Op) -> Self {
+        match op {
             Op::Wait(wait) => Self::Wait(Cow::Borrowed(wait)),
             Op::Launch(launch) => Self::Launch(Cow::Borrowed(launch)),
             op => Self::OneSided(Cow::Borrowed(op)),
-        })
+        }
     }
 
     fn start_group(shared: &'a Shared, ops: &'a [Op]) -> Result<Self, Error> {
@@ -65,16 +74,17 @@ impl<'a> Task<'a> {
         });
         // Every team is looked up before any operation takes its place, so that an error has no
         // effect.
-        for op in ops {
-            if let Op::Collective(op) = op {
-                shared.teams.get(op.kind.name(), op.team)?;
-            }
-        }
+        let others = ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))).map(|op| match op {
+            Op::Collective(collective) => Ok((op, Some(shared.teams.get(collective.kind.name(), collective.team)?))),
+            op => Ok((op, None)),
+        });
+        let others = others.collect::<Result<Vec<_>, Error>>()?;
         let transfers = Transfers::start(shared, transfers)?;
-        let mut tasks = VecDeque::new();
-        for op in ops.iter().filter(|op| !matches!(op, Op::PointToPoint(_))) {
-            tasks.push_back(Self::start(shared, op)?);
-        }
+        let tasks = others.into_iter().map(|(op, team)| match (op, team) {
+            (Op::Collective(op), Some(team)) => Self::Collective(CollectiveTask::start_in(team, op)),
+            (op, _) => Self::without_team(op),
+        });
+        let tasks = tasks.collect();
         Ok(Self::Group(transfers, tasks, None))
     }
 
@@ -147,8 +157,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs. Also returns `true` for every operation
-/// that has a position in the order of its team's operations.
+/// Returns whether the operation may wait for other PEs, or has a position in the order of its
+/// team's operations.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))

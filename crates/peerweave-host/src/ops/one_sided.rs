@@ -62,9 +62,9 @@ impl Shared {
         self.peers.check_target(op.call_name(), pe.index())
     }
 
-    /// Runs an operation. `CHECKED` is `true` if the caller has already checked that the target PE
-    /// is alive. Otherwise, this function makes this check, but only before a long transfer, which
-    /// takes much more time than the check.
+    /// Runs a one-sided operation. `CHECKED` states whether the caller has already checked that the
+    /// target PE is alive. If it has not, this function makes the check before a long put or get,
+    /// which takes much more time than the check.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {

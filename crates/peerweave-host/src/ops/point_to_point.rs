@@ -1,11 +1,11 @@
-//! Send and receive, through mailboxes between every two ranks of a team.
+//! Send and receive, through mailboxes. In a team, there is one mailbox for each sender and
+//! receiver, in the segment of the receiver ([`peerweave_device::mailbox`]).
 //!
-//! The segment of the receiver has one mailbox per sending rank ([`peerweave_device::mailbox`]). A
-//! small message is stored in a slot of the mailbox, and a longer message is divided among slots.
-//! If a longer message is in symmetric memory, or in memory that the receiver can read, the slot
-//! contains the address of the message instead. The receiver then copies the message once. No step
-//! blocks. All sends and receives of a group are polled in turn until all are complete, so their
-//! order in the group does not matter.
+//! A small message is stored in a slot of the mailbox, and a longer message is divided among slots.
+//! If a longer message is in symmetric memory, or in private memory that the receiver can read, the
+//! slot contains the address of the message instead. The receiver then copies the message directly
+//! from the memory of the sender. No step blocks: all sends and receives of a group are polled in
+//! turn until all are complete. So their order in the group does not matter.
 
 use crate::memory::layout::{EAGER_BYTES, MAILBOX_SLOTS};
 use crate::ops::shared::Shared;
@@ -13,7 +13,7 @@ use crate::platform::cross_memory;
 use crate::simd;
 use crate::sync::team::{Channel, TeamState};
 
-use crate::sync::wait::{Limit, Stop};
+use crate::sync::wait::{Limit, SlowWait, Stop};
 use peerweave_core::backend::{Direction, Place, PointToPoint};
 use peerweave_core::{Error, Mismatch, PeerCause, Timeout};
 use peerweave_device::Word;
@@ -44,8 +44,8 @@ struct Transfer {
     turn: u64,
     state: State,
     /// Used only in the state [`State::Queued`]: the number of messages that the channel had
-    /// transferred when this transfer was last polled. If the channel has transferred more messages
-    /// since then, an earlier transfer of the channel has made progress.
+    /// transferred at the last poll of this transfer. If this number has increased at the next
+    /// poll, an earlier transfer of the channel has made progress.
     messages_seen: u64,
     /// Used only by a send: whether the receiver has refused a fragment of the message.
     refused: bool,
@@ -146,14 +146,14 @@ impl Transfers {
                 look_again = true;
                 continue;
             }
-            match waiter.pause(|| self.check_peers(shared), |waited| self.timeout(waited)) {
+            match waiter.pause(|wait| self.check_peers(shared, wait), |waited| self.timeout(waited)) {
                 Ok(()) => {}
                 Err(Stop::BudgetSpent) => return Err(Stop::BudgetSpent),
                 // The peer may have completed a transfer before it left, so the transfers are
                 // polled once again.
                 Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
                 Err(Stop::Failed(error)) => {
-                    let team = &self.pending().next().expect("no wait fails after all transfers are done").team;
+                    let team = &self.pending().next().expect("a wait fails only while a transfer is pending").team;
                     let error = team.name_cause(&shared.peers, *error, 1);
                     self.skip(shared, &error);
                     return Err(error.into());
@@ -179,7 +179,11 @@ impl Transfers {
 
     /// Returns an error if a pending transfer can no longer succeed: its peer has left or failed,
     /// or another member of the team has died. The error names the PE whose failure came first.
-    fn check_peers(&self, shared: &Shared) -> Result<(), Error> {
+    /// Also reports a long wait.
+    fn check_peers<'a>(&self, shared: &'a Shared, wait: &mut SlowWait<'a>) -> Result<(), Error> {
+        if let Some(first) = self.pending().next() {
+            wait.report(&shared.peers, first.team.slot, first.peer_pe());
+        }
         for transfer in self.pending() {
             let team = &transfer.team;
             if let Some((pe, cause)) = shared.peers.unavailable(&team.members, team.slot, transfer.peer_pe()) {
@@ -233,7 +237,7 @@ impl Transfer {
     /// Returns the error of this transfer after `pe` has failed. The error names the PE whose
     /// failure came first. This may be `pe` or another PE.
     fn error(&self, shared: &Shared, pe: usize, cause: PeerCause) -> Error {
-        let word = shared.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
+        let word = shared.peers.team_failure(pe, self.team.slot);
         shared.peers.peer_error(self.call(), self.team.name(), pe, cause, word)
     }
 
@@ -262,12 +266,15 @@ impl Transfer {
         }
     }
 
-    /// Ends the transfer, so that the next transfer of its channel may run.
+    /// Ends the transfer, so that the next transfer of its channel may run. A transfer that is
+    /// still queued may end only after the team has failed.
     fn finish(&mut self) {
         if !self.is_done() {
             let channel = self.channel();
             if channel.ended.load(Ordering::Relaxed) == self.turn {
                 channel.ended.store(self.turn + 1, Ordering::Release);
+            } else {
+                channel.skipped.fetch_add(1, Ordering::Release);
             }
             self.state = State::Done;
         }
@@ -419,7 +426,7 @@ impl Transfer {
 
     /// Returns the error for a message that the receiver refused.
     fn refusal(&self) -> Error {
-        let theirs = "recv with a different count or element type, or recv that could not read the sender's memory".to_owned();
+        let theirs = "recv and refused the message: the count or type differs, or the sender's memory is unreadable".to_owned();
         Error::Mismatch(Box::new(self.mismatch(describe("send", self.op.dtype, self.op.count), theirs)))
     }
 

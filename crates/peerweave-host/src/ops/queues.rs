@@ -10,9 +10,9 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 /// consequences of the kept failures.
 const KEPT_FAILURES: usize = 64;
 
-/// The failure of a queued operation, which has failed or has been skipped because of an earlier
-/// failure. A failure and the failures of the operations skipped because of it share one `reported`
-/// flag. If a call returns one of these failures, all of them count as reported.
+/// The failure of a queued operation, which has failed or has been skipped because an earlier
+/// operation failed. The failures of skipped operations share the `reported` flag of the earlier
+/// failure. If a call returns one of these failures, all of them count as reported.
 #[derive(Clone, Debug)]
 pub(crate) struct Failure {
     pub(crate) error: Error,
@@ -30,8 +30,8 @@ impl Failure {
 
     /// Creates the failure of an operation that was skipped because an earlier operation failed.
     /// `self` is the failure of the earlier operation, and `error` is the error of the skipped
-    /// operation. The two failures share one `reported` flag: if a call returns either failure,
-    /// both count as reported.
+    /// operation. Both failures share one `reported` flag. So after a call has returned one of
+    /// them, both are marked as reported.
     pub(crate) fn followed_by(&self, error: Error) -> Self {
         Self { error, reported: Arc::clone(&self.reported) }
     }

@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Time for which a wait with the deadline of the world continues after this deadline. In this
-/// time, an operation whose own deadline has just passed still reports its error, which names the
-/// cause. The operation itself may continue for [`REPORT_GRACE`] after its deadline.
+/// Time for which a wait with the deadline of the world continues after this deadline. An operation
+/// that has timed out may search for the cause for [`REPORT_GRACE`]. Because the wait continues, it
+/// returns the error of the operation, which names this cause.
 pub(crate) const COMPLETION_GRACE: Duration = REPORT_GRACE.saturating_add(Duration::from_millis(200));
 
 /// The state of the backend of one PE.
@@ -45,9 +45,9 @@ pub(crate) struct Shared {
     /// The rendezvous of the job. The rendezvous stays open until finalize, so that the launcher
     /// and the other PEs see that this PE is alive.
     pub(crate) rendezvous: Mutex<Option<Arc<Rendezvous>>>,
-    /// The rendezvous of the launcher's job, if this world is the result of a shrink of that job.
-    /// Otherwise `None`. As long as the rendezvous is open, the launcher knows that this process
-    /// continues.
+    /// The rendezvous of the original job that the launcher has started, if this world was created
+    /// by a shrink. Otherwise `None`. As long as this rendezvous is open, the launcher knows that
+    /// this process continues.
     pub(crate) launcher: Mutex<Option<Arc<Rendezvous>>>,
     /// The mapped memory of the job. This is the last field of the struct, so the memory stays
     /// mapped until all other fields are dropped.
@@ -99,7 +99,7 @@ impl Shared {
 #[cold]
 #[inline(never)]
 pub(crate) fn on_a_device() -> ! {
-    panic!("peerweave-core bug: an operation of the host backend uses device memory")
+    panic!("peerweave-core bug: the host backend received a buffer in device memory, expected host memory")
 }
 
 /// Makes a PE of this process leave the job: leaves the rendezvous, and publishes in the PE's

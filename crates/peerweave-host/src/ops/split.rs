@@ -6,7 +6,7 @@ use crate::memory::line::Line;
 use crate::ops::collective::{CollectiveTask, Purpose, split_detail};
 use crate::ops::shared::{COMPLETION_GRACE, Shared};
 use crate::sync::step::progress_before_next;
-use crate::sync::team::{Channel, TeamRef, TeamState};
+use crate::sync::team::{TeamRef, TeamState};
 
 use crate::sync::wait::{Limit, Stop};
 use peerweave_core::backend::{Collective, CollectiveKind, Place, SplitCall, SplitPart, TeamId, TeamRecord};
@@ -50,9 +50,9 @@ impl Request<'_> {
 
 impl Shared {
     /// Gathers `words` from all ranks of the team with an all-gather, and returns the words of all
-    /// ranks in rank order. `purpose` names the program's call for which the ranks gather words,
-    /// such as a split. `detail` encodes the parameters of that call. If the ranks pass different
-    /// values, returns an error.
+    /// ranks in rank order. `purpose` names the call of the program that needs the words, such as a
+    /// split. `detail` encodes the parameters of that call. Returns an error if the ranks pass
+    /// different values of `purpose` or `detail`, or different numbers of words.
     pub(crate) fn gather_words(
         &self,
         team: TeamRef<'_>,
@@ -80,9 +80,9 @@ impl Shared {
         Ok(all)
     }
 
-    /// Waits until all ranks of the team have called this function. `purpose` names the program's
-    /// call for which the ranks meet, such as a split. `detail` encodes the parameters of that
-    /// call. If the ranks pass different values, returns an error.
+    /// Waits until all ranks of the team have called this function. `purpose` names the call of the
+    /// program that needs this synchronization, such as a split. `detail` encodes the parameters of
+    /// that call. Returns an error if the ranks pass different values of `purpose` or `detail`.
     pub(crate) fn meet(&self, team: TeamRef<'_>, purpose: Purpose, detail: u64) -> Result<(), Error> {
         self.gather_words(team, purpose, detail, &[0]).map(|_| ())
     }
@@ -204,8 +204,7 @@ impl Shared {
 
     /// Waits until all earlier sends and receives of the team have ended on every stream.
     fn wait_for_channels(&self, team: &TeamState) -> Result<(), Error> {
-        let ended = |channel: &Channel| channel.ended.load(Ordering::Acquire) == channel.issued.load(Ordering::Acquire);
-        let all_ended = |rank: usize| ended(&team.channels[rank].send) && ended(&team.channels[rank].receive);
+        let all_ended = |rank: usize| team.channels[rank].send.is_idle() && team.channels[rank].receive.is_idle();
         let timeout = |waited| {
             let pending = (0..team.size()).filter(|&rank| !all_ended(rank));
             let missing = pending.map(|rank| Pe::new(team.members[rank] as u32)).collect();
@@ -216,6 +215,6 @@ impl Shared {
         let limit = self.peers.deadline.saturating_add(COMPLETION_GRACE);
         let mut waiter = self.peers.waiter(Limit::Deadline(limit));
         let look = || (0..team.size()).all(all_ended).then_some(());
-        look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok).map_err(Stop::into_error)
+        look().map_or_else(|| waiter.until(look, |_| Ok(()), timeout), Ok).map_err(Stop::into_error)
     }
 }

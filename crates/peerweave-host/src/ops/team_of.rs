@@ -19,18 +19,14 @@ use crate::sync::wait::{Limit, Stop, Waiter};
 use peerweave_core::backend::{TeamId, TeamRecord};
 use peerweave_core::{Error, Mismatch, PeerCause, TeamName, Timeout};
 use peerweave_types::Pe;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering, fence};
 use std::sync::{MutexGuard, TryLockError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 const CALL: &str = "team_of";
 
 /// Maximum number of PEs of a list that an error shows.
 const SHOWN: usize = 16;
-
-/// Maximum time for which a PE keeps its published list unchanged after a mismatch. During this
-/// time, other PEs read the list for their mismatch errors.
-const READ_WITHIN: Duration = Duration::from_millis(100);
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
 mod phase {
@@ -46,20 +42,25 @@ mod phase {
     pub(super) const REFUSED: u64 = 4;
     /// The leader has created the team. The call of the member succeeds.
     pub(super) const MADE: u64 = 5;
-    /// The leader no longer uses the slot that it had chosen. All members try again.
+    /// The leader no longer uses the slot that it had chosen, because some member did not take the
+    /// slot. All members try again.
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that failed, because every slot is in use on at least one member.
     pub(super) const FULL: u64 = 7;
     /// Phase of a call that another member has ended, because a PE was lost or did not arrive
     /// before the deadline. The state word names this PE.
     pub(super) const LATE: u64 = 8;
+    /// Another PE is ending the call, because a PE passed a different list. It writes that list to
+    /// the block of the member, and then sets the phase [`MISMATCH`].
+    pub(super) const ENDING: u64 = 9;
     /// Phase of a call that failed because another PE passed a different list. The state word names
-    /// this other PE. The member stays in this phase until it has read the other PE's list.
-    pub(super) const MISMATCH: u64 = 9;
+    /// this other PE, and the block of the member contains its list.
+    pub(super) const MISMATCH: u64 = 10;
 }
 
-/// Value in the leader's list of state words, for a member that is not ready: the member does not
-/// wait yet, or waits with another list than the leader. No state word has this value.
+/// Value in the leader's list of the state words that it has seen last. It stands for a member that
+/// does not wait yet, or that waits with another list than the leader. No state word has this
+/// value.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.
@@ -94,7 +95,6 @@ impl Shared {
             loop {
                 *calls += 1;
                 let call = TeamCall { shared: self, members: &pes, rank, number: *calls };
-                call.wait_for_readers();
                 call.publish();
                 let made = if rank == 0 { call.lead(&mut waiter) } else { call.follow(&mut waiter) };
                 call.end();
@@ -124,7 +124,7 @@ impl Shared {
             let (team, missing) = (self.teams.world().name(), Vec::new());
             Timeout { running: Some(CALL), ..Timeout::new(CALL, team, waited, missing) }.into()
         };
-        look().map_or_else(|| waiter.until(look, || Ok(()), timeout), Ok)
+        look().map_or_else(|| waiter.until(look, |_| Ok(()), timeout), Ok)
     }
 }
 
@@ -141,21 +141,6 @@ impl<'a> TeamCall<'a> {
     fn others(&self) -> impl Iterator<Item = usize> + use<'a> {
         let me = self.shared.peers.me;
         self.members.iter().copied().filter(move |&pe| pe != me)
-    }
-
-    /// Waits until no other PE still reads the list of members that this PE published for its
-    /// previous call. After a mismatch, other PEs read this list to describe it in their errors.
-    /// Waits at most [`READ_WITHIN`], because the system may have suspended one of these PEs.
-    fn wait_for_readers(&self) {
-        let me = self.shared.peers.me;
-        let reads = |pe: usize| {
-            let state = self.words(pe).state.load(Ordering::Acquire);
-            phase_of(state) == phase::MISMATCH && pe_of(state) == me
-        };
-        let start = Instant::now();
-        while (0..self.shared.n_pes()).any(reads) && start.elapsed() < READ_WITHIN {
-            std::thread::yield_now();
-        }
     }
 
     /// Publishes the list of members of this call, and the team slots that are free on this PE.
@@ -201,9 +186,7 @@ impl<'a> TeamCall<'a> {
 
     /// Returns the list of members that PE `pe` has published for its latest `team_of` call.
     fn list_of(&self, pe: usize) -> Vec<usize> {
-        let members = self.shared.peers.segments.team_call_members(pe);
-        let size = self.words(pe).size.load(Ordering::Relaxed) as usize;
-        members.iter().take(size).map(|member| member.load(Ordering::Relaxed) as usize).collect()
+        pes_in(self.shared.peers.segments.team_call_members(pe), &self.words(pe).size)
     }
 
     /// Returns the state word of a member's call, if that call waits with the same list as this
@@ -223,8 +206,10 @@ impl<'a> TeamCall<'a> {
         let mut seen: Vec<(usize, u64)> = self.others().map(|pe| (pe, UNSEEN)).collect();
         let mut all_wait = || {
             let own = self.mine().state.load(Ordering::Acquire);
-            if phase_of(own) != phase::WAITING {
-                return Some(Err(self.ended(own)));
+            match phase_of(own) {
+                phase::WAITING => {}
+                phase::ENDING => return None,
+                _ => return Some(Err(self.ended(own))),
             }
             let present = |(pe, seen): &mut (usize, u64)| {
                 if self.words(*pe).state.load(Ordering::Acquire) == *seen {
@@ -239,7 +224,7 @@ impl<'a> TeamCall<'a> {
         };
         let arrived = match all_wait() {
             Some(arrived) => arrived,
-            None => waiter.until(all_wait, || self.check(), |waited| self.timeout(waited))?,
+            None => waiter.until(all_wait, |_| self.check(), |waited| self.timeout(waited))?,
         }?;
         let free = |pe| self.words(pe).free_slots.load(Ordering::Relaxed);
         let common = self.others().map(free).fold(free(self.shared.peers.me), |common, free| common & free);
@@ -268,7 +253,7 @@ impl<'a> TeamCall<'a> {
             arrived.iter().all(reply).then_some(())
         };
         let replies = match all_asked {
-            true => replied().map_or_else(|| waiter.until(replied, || self.check_lost(), |waited| self.timeout(waited)), Ok),
+            true => replied().map_or_else(|| waiter.until(replied, |_| self.check_lost(), |waited| self.timeout(waited)), Ok),
             false => Ok(()),
         };
         let taken =
@@ -311,14 +296,14 @@ impl<'a> TeamCall<'a> {
     /// chosen.
     fn follow(&self, waiter: &mut Waiter<'a>) -> Result<Option<TeamState>, Stop> {
         let (words, teams) = (self.mine(), &self.shared.teams);
-        let in_phase = |old: u64| {
+        let beyond = |old: &[u64]| {
             let seen = words.state.load(Ordering::Acquire);
-            (phase_of(seen) != old).then_some(seen)
+            (!old.contains(&phase_of(seen))).then_some(seen)
         };
-        let moved = || in_phase(phase::WAITING);
+        let moved = || beyond(&[phase::WAITING, phase::ENDING]);
         let seen = match moved() {
             Some(seen) => seen,
-            None => waiter.until(moved, || self.check(), |waited| self.timeout(waited)).inspect_err(|_| self.give_up())?,
+            None => waiter.until(moved, |_| self.check(), |waited| self.timeout(waited)).inspect_err(|_| self.give_up())?,
         };
         if phase_of(seen) != phase::ASKED {
             return Err(self.ended(seen).into());
@@ -334,10 +319,10 @@ impl<'a> TeamCall<'a> {
         let reply = if claimed { phase::TAKEN } else { phase::REFUSED };
         // The change fails if the leader has withdrawn its choice of a slot.
         self.advance(self.shared.peers.me, asked, reply, 0);
-        let moved = || in_phase(reply);
+        let moved = || beyond(&[reply]);
         let seen = match moved() {
             Some(seen) => Ok(seen),
-            None => waiter.until(moved, || self.check_leader(), |waited| self.late(waited, vec![self.leader()])),
+            None => waiter.until(moved, |_| self.check_leader(), |waited| self.late(waited, vec![self.leader()])),
         };
         let seen = match seen {
             Ok(seen) => seen,
@@ -363,7 +348,10 @@ impl<'a> TeamCall<'a> {
     fn ended(&self, seen: u64) -> Error {
         match phase_of(seen) {
             phase::FULL => no_slot(),
-            phase::MISMATCH => self.mismatch(pe_of(seen), &self.list_of(pe_of(seen))),
+            phase::MISMATCH => {
+                let others = self.shared.peers.segments.team_call_others_members(self.shared.peers.me);
+                self.mismatch(pe_of(seen), &pes_in(others, &self.mine().other_size))
+            }
             _ => self.late(self.shared.peers.deadline, vec![Pe::new(pe_of(seen) as u32)]),
         }
     }
@@ -383,13 +371,13 @@ impl<'a> TeamCall<'a> {
 
     // ---- failures ----
 
-    /// Returns an error if this call can no longer succeed. There are two cases. In the second
-    /// case, also ends the call of the other member. Also ends the calls of the members that wait
-    /// with the same list as this call. The cases are:
+    /// Returns an error if this call can no longer succeed:
     ///
     /// - A member has died, has left or has called shrink.
     /// - A member waits with a different list that includes this PE. Without the error, that member
-    ///   and this PE would wait for each other until the deadline.
+    ///   and this PE would wait for each other until the deadline. In this case, this function also
+    ///   ends the call of that member, and the calls of all members that wait with the same list as
+    ///   this call.
     fn check(&self) -> Result<(), Error> {
         self.check_lost()?;
         let me = self.shared.peers.me;
@@ -399,8 +387,10 @@ impl<'a> TeamCall<'a> {
                 && list.contains(&me)
             {
                 let error = self.mismatch(pe, &list);
-                self.advance(pe, seen, phase::MISMATCH, me);
-                self.end_others(phase::MISMATCH, pe);
+                self.end_by_mismatch(pe, seen, me, self.members);
+                for (other, seen) in self.waiting_with_me() {
+                    self.end_by_mismatch(other, seen, pe, &list);
+                }
                 return Err(error);
             }
         }
@@ -425,24 +415,34 @@ impl<'a> TeamCall<'a> {
         }
     }
 
-    /// Ends `team_of` calls of other members. A call is ended if it waits for members and has the
-    /// same list of members as this call. The state word of an ended call contains the phase
-    /// `reason` and the PE `named`.
-    fn end_others(&self, reason: u64, named: usize) {
-        for pe in self.others() {
-            if let Some(seen) = self.waits_with_me(pe) {
-                self.advance(pe, seen, reason, named);
-            }
+    /// Ends the call of PE `pe`, whose state word is `seen`, because PE `named` passed the
+    /// different list `list`. Does nothing if the call has already ended.
+    fn end_by_mismatch(&self, pe: usize, seen: u64, named: usize, list: &[usize]) {
+        if !self.advance(pe, seen, phase::ENDING, named) {
+            return;
         }
+        self.words(pe).other_size.store(list.len() as u64, Ordering::Relaxed);
+        let words = self.shared.peers.segments.team_call_others_members(pe);
+        words.iter().zip(list).for_each(|(word, &pe)| word.store(pe as u32, Ordering::Relaxed));
+        // This change also publishes the list. It fails if the deadline of the call has passed.
+        self.advance(pe, state(seen >> 24, phase::ENDING, named), phase::MISMATCH, named);
     }
 
-    /// Returns the error for an expired deadline. Also ends the calls of the other waiting members:
-    /// they fail with the same error, because this PE no longer participates.
+    /// Returns the other members that wait with the same list as this call, and their state words.
+    fn waiting_with_me(&self) -> impl Iterator<Item = (usize, u64)> {
+        self.others().filter_map(|pe| Some((pe, self.waits_with_me(pe)?)))
+    }
+
+    /// Returns the error for an expired deadline. The error names the members that have not called
+    /// `team_of` with the same list. Also ends the calls of the other members that wait with this
+    /// list, because this PE no longer participates. Their calls fail with a timeout, too.
     fn timeout(&self, waited: Duration) -> Error {
         let missing: Vec<usize> = self.others().filter(|&pe| self.waits_with_me(pe).is_none()).collect();
         // If all members have arrived, the leader was stopped.
         let missing = if missing.is_empty() { vec![self.members[0]] } else { missing };
-        self.end_others(phase::LATE, missing[0]);
+        for (pe, seen) in self.waiting_with_me() {
+            self.advance(pe, seen, phase::LATE, missing[0]);
+        }
         self.late(waited, missing.into_iter().map(|pe| Pe::new(pe as u32)).collect())
     }
 
@@ -450,7 +450,8 @@ impl<'a> TeamCall<'a> {
         Error::from(Timeout::new(CALL, self.team(), waited, missing))
     }
 
-    /// Returns the error for a PE that passed a different list.
+    /// Returns the error for a mismatch of the lists of members. PE `pe` passed `list`, and this PE
+    /// passed a different list.
     fn mismatch(&self, pe: usize, list: &[usize]) -> Error {
         let describe = |list: &[usize]| {
             let shown: Vec<String> = list.iter().take(SHOWN).map(usize::to_string).collect();
@@ -466,6 +467,11 @@ impl<'a> TeamCall<'a> {
     fn team(&self) -> TeamName {
         TeamName { id: TeamId::WORLD, size: self.shared.n_pes() }
     }
+}
+
+/// Returns the first `size` words of a list in a block.
+fn pes_in(words: &[AtomicU32], size: &AtomicU64) -> Vec<usize> {
+    words.iter().take(size.load(Ordering::Relaxed) as usize).map(|word| word.load(Ordering::Relaxed) as usize).collect()
 }
 
 fn no_slot() -> Error {

@@ -1,8 +1,8 @@
-//! Limits at which operations change their algorithm. A limit is a size or a number of ranks. The
-//! sizes of staging areas and mailboxes are in `memory/layout.rs`.
+//! Thresholds at which operations change to another algorithm. A threshold is a size in bytes or a
+//! number of ranks. The sizes of staging areas and mailboxes are in `memory/layout.rs`.
 //!
-//! All sizes are in bytes. The values were measured on the machines of `bench-results/`.
-//! Correctness does not depend on them.
+//! The values were measured on the machines of `bench-results/`. They affect only performance. The
+//! only exception is [`staged_limit`]: a small operand must fit in a staging area.
 
 /// Returns the maximum size of a small operand, in bytes. A rank copies a small operand to its
 /// staging area when it enters a collective. The collective then takes one synchronization instead

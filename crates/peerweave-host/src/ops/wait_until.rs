@@ -30,7 +30,7 @@ impl Shared {
             let word = wait.unsatisfied(|i| self.load(wait, i));
             Timeout { word, ..Timeout::new(call, team, waited, Vec::new()) }.into()
         };
-        self.peers.waiter(limit).until(|| self.look(wait), || self.peers.check_signallers(call), timeout)
+        self.peers.waiter(limit).until(|| self.look(wait), |_| self.peers.check_signallers(call), timeout)
     }
 
     /// Returns the outcome of the wait, if its condition is true now.

@@ -63,10 +63,10 @@ pub(crate) unsafe fn reduce(dtype: DType, op: ReduceOp, inputs: &[Input], output
 
 /// A reduction whose element type and operation are known at compile time.
 ///
-/// # Requirements of its methods
+/// # Requirements of the methods
 /// - **\[R1\]** The processor has the instruction set `A`, the type parameter of the method.
-/// - **\[R2\]** The method accesses the same range of bytes in every input and every output. This
-///   range does not exceed the inputs and outputs. The accesses are valid as [`reduce`] requires.
+/// - **\[R2\]** A method accesses the same range of byte offsets in every input and every output.
+///   The range lies within the inputs and outputs. The accesses are valid as [`reduce`] requires.
 struct Reduce<'a, S, O> {
     op: O,
     inputs: &'a [Input],
@@ -249,10 +249,10 @@ impl<S: Storage, O: Op<S::Value>> Reduce<'_, S, O> {
     }
 }
 
-/// The state of a reduction after some inputs have been combined, and before the next input. The
-/// type is made of vector registers, because the compiler could split arrays of lanes into vectors
-/// of 16 bytes, depending on other code in the codegen unit. `cargo xtask vectors` checks that no
-/// registers are split.
+/// The intermediate state of a reduction, after one or more inputs have been combined. The type
+/// consists of vector registers. The compiler could split arrays of lanes into vectors of 16 bytes,
+/// depending on other code in the codegen unit. `cargo xtask vectors` checks that no registers are
+/// split.
 type State<A, S> = <S as Storage>::Registers<<A as Arch>::Vector>;
 
 #[inline(always)]
@@ -363,7 +363,7 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs any operation except a bitwise operation.
+    /// Runs `Sum`, `Prod`, `PreMulSum`, `Min`, `Max` or `Avg`.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.
@@ -380,8 +380,8 @@ impl Erased<'_> {
         }
     }
 
-    /// Runs `Min`, `Max` or `Avg`. The results of these operations differ between signed and
-    /// unsigned elements.
+    /// Runs `Min`, `Max` or `Avg`. If the elements are integers, `S` must be signed or unsigned
+    /// like the elements, because the results of these operations differ.
     ///
     /// # Safety
     /// As for [`reduce`], for elements that have the size of `S`.

@@ -33,9 +33,10 @@ fn claim(segments: &Segments, by: Pe, code: u8) -> (Pe, u8) {
     }
 }
 
-/// Ends this process after the rendezvous has reported that PE `by` has aborted the job. The abort
-/// word determines the exit code. This code may differ from `code`: if two PEs abort the job, the
-/// rendezvous may first report one abort, while the abort word contains the other.
+/// Ends this process after the rendezvous has reported that PE `by` has aborted the job with the
+/// exit code `code`. The exit code of this process comes from the abort word, which contains the
+/// first abort. It may differ from `code` if two PEs abort the job at the same time. If the abort
+/// word is empty, this function stores the reported abort in it.
 pub(crate) fn end_notified(segments: &Segments, by: Pe, code: u8) -> ! {
     end_process(claim(segments, by, code).1)
 }

@@ -14,7 +14,8 @@ use std::collections::BTreeSet;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, Weak};
 
-/// The sources by which this process detects whether the other PEs are alive.
+/// The state by which this process detects whether the other PEs are alive: their processes, the
+/// states that they publish in their pages, and the reports of the rendezvous.
 #[derive(Debug)]
 pub(crate) struct Liveness {
     segments: Segments,

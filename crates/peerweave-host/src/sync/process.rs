@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn process_whose_memory_lacks_the_expected_word_is_refused() {
+    fn process_with_an_unexpected_probe_value_is_refused() {
         let own = Identity::own();
         assert!(own.can_read(&Identity { probe: own.probe ^ 2, ..own }).is_err());
     }

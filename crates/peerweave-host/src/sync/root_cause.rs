@@ -1,13 +1,17 @@
-//! Finds the PE whose failure came first. If a PE fails because of another PE, it stores the number
+//! Finds the PE whose failure came first. A PE that fails because of another PE stores the number
 //! of that other PE in a failure word in shared memory. PEs that detect the failure follow these
 //! words from PE to PE, until they find the first failure.
 //!
-//! A failure word is 0, or contains a PE and the cause of its failure. Only one PE writes each
-//! word. Each PE has one failure word for each team. It has another failure word in its page (its
-//! own part of the shared memory), for the failures of all its operations. A word for a team is
-//! written once, or twice after a timeout: a PE first publishes the PE that is missing, and then
-//! the PE that caused the timeout. The word in the page may be replaced by a later failure, unless
-//! it names another PE that has died or left: the later failure is then a consequence.
+//! A failure word is 0, or contains the number of a PE and the cause of that PE's failure. Only one
+//! PE writes each word. Each PE has one failure word for each team. It has another failure word in
+//! its page (its own part of the shared memory), for the failures of all its operations.
+//!
+//! The word in the page may be replaced by a later failure, unless the word names another PE that
+//! has died or left. The later failure is then a consequence.
+//!
+//! A PE that waits for another PE for most of its deadline publishes that PE in its word for the
+//! team, and clears the word when the wait ends. So a PE whose deadline passes can follow these
+//! words to the PE for which all other PEs wait. A failure of the team replaces such a word.
 
 use crate::sync::peers::Peers;
 use crate::sync::wait::Stop;
@@ -17,20 +21,26 @@ use peerweave_types::Pe;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-/// Maximum time to wait until this PE detects the end of another PE. This PE waits if a failure
-/// word names a PE whose end this PE has not detected yet.
+/// Maximum time to wait until this PE detects the end of a PE that a failure word names. A failure
+/// word in the page of a PE may be old, so it counts only if the PE that it names is gone.
 const PROCESS_END: Duration = Duration::from_millis(200);
-/// If the memory of a process could not be read, this PE waits for at most this time until it
-/// detects the end of the process. The operating system first unmaps the memory, which takes long
-/// for a large memory. Then it closes the files of the process. Until the files are closed, a
-/// launcher does not know that the process has ended.
+/// Maximum time to wait until this PE detects the end of a process whose memory could not be read.
+/// At the end of a process, the operating system first unmaps the memory of the process, which
+/// takes long for a large memory. Only then does it close the files of the process, from which a
+/// launcher detects the end.
 const PROCESS_END_AFTER_MEMORY: Duration = Duration::from_secs(1);
 
 const CAUSES: [PeerCause; 5] = [PeerCause::Died, PeerCause::Left, PeerCause::Failed, PeerCause::Unreachable, PeerCause::Shrinks];
 
-/// Set in the failure word of a team while the PE still searches for the cause of a timeout. Other
-/// PEs do not fail because of such a word.
+/// Flag in the failure word of a team. The flag states that the team has not failed on the PE that
+/// wrote the word. The PE has waited for the named PE for a long time, or searches for the cause of
+/// a timeout. Other PEs do not treat such a word as a failure.
 pub(crate) const PROVISIONAL: u64 = 1 << 63;
+
+/// Returns the failure word of a PE that has waited for PE `pe` for a long time.
+pub(crate) fn waits_for(pe: usize) -> u64 {
+    PROVISIONAL | 2 << 32 | (pe as u64 + 1)
+}
 
 /// Returns the failure word for `error` of PE `me`.
 pub(crate) fn encode(error: &Error, me: usize) -> u64 {
@@ -71,9 +81,9 @@ impl Peers {
         word
     }
 
-    /// Records the failure of an operation if another PE caused the failure. If other PEs later
-    /// detect that this PE is gone, they name the recorded PE as the cause. Returns `error`. If the
-    /// job was aborted, returns the error of the abort instead.
+    /// Records the failure of an operation in the page of this PE if another PE caused the failure.
+    /// If this PE dies or leaves later, the other PEs name the recorded PE as the cause. Returns
+    /// `error`. If the job was aborted, returns the error of the abort instead.
     #[cold]
     pub(crate) fn record_outcome(&self, error: Error) -> Error {
         if let Some(aborted) = self.abort_error() {
@@ -176,9 +186,14 @@ impl Peers {
         if let Some(cause) = self.liveness.gone(peer) {
             return Some((peer, cause));
         }
-        let word = self.segments.team_words(peer, slot).failure.word.load(Ordering::Acquire);
-        let failed = word != 0 && word & PROVISIONAL == 0;
-        failed.then_some((peer, PeerCause::Failed))
+        (self.team_failure(peer, slot) != 0).then_some((peer, PeerCause::Failed))
+    }
+
+    /// Returns the failure word of PE `pe` for the team in slot `slot`. Returns 0 if the team has
+    /// not failed on that PE.
+    pub(crate) fn team_failure(&self, pe: usize, slot: usize) -> u64 {
+        let word = self.segments.team_words(pe, slot).failure.word.load(Ordering::Acquire);
+        if word & PROVISIONAL == 0 { word } else { 0 }
     }
 
     /// Returns an error if this PE must not wait for a signal any longer. Any PE of the job may be
@@ -247,5 +262,6 @@ mod tests {
         assert_eq!(decode(encode(&own, 1)), Some((1, PeerCause::Failed)));
         assert_eq!(decode(0), None);
         assert_eq!(decode(encode(&late, 1) | PROVISIONAL), Some((0, PeerCause::Failed)));
+        assert_eq!(decode(waits_for(7)), Some((7, PeerCause::Failed)));
     }
 }

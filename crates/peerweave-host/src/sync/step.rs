@@ -1,17 +1,17 @@
-//! Synchronizes the ranks of a team inside an operation. Each rank publishes an entry line when it
-//! enters, and then its progress in phases.
+//! Synchronizes the ranks of a team inside an operation. When a rank enters the operation, it
+//! publishes an entry line. Afterwards it publishes each completed phase of the operation in its
+//! progress word.
 //!
-//! This module moves no data. The progress word of a rank has three parts. The parts are the epoch
-//! (32 bits), the number of completed phases of the operation (24 bits), and a flag (8 bits) that
-//! is set if the rank has failed. The whole progress word follows the protocol of
-//! [`peerweave_device::flag`]: only the rank to which the word belongs writes it, and the value
-//! only grows, modulo 2^64.
+//! This module moves no data. A progress word contains the epoch of the operation (32 bits), the
+//! number of completed phases (24 bits), and a status (8 bits), which is 1 if the rank has failed.
+//! The whole word follows the protocol of [`peerweave_device::flag`]: only the rank to which the
+//! word belongs writes it, and the value only grows, modulo 2^64.
 
 use crate::memory::layout::{ENTRY_LINES, TeamWords};
 use crate::memory::line::{self, Entry, Line};
 use crate::sync::peers::Peers;
 use crate::sync::team::TeamState;
-use crate::sync::wait::{Limit, Stop, Waiter};
+use crate::sync::wait::{Limit, SlowWait, Stop, Waiter};
 use peerweave_core::{Error, PeerCause, Timeout};
 use peerweave_device::flag;
 use peerweave_types::Pe;
@@ -157,9 +157,10 @@ impl<'a> Step<'a> {
         line::own(self.words(self.team.rank).entry[line_of(self.epoch.wrapping_add(1))].operand());
     }
 
-    /// Like [`Step::own_next_entry`], but for the staging area of this rank's next operation.
-    /// Prepares the cache lines of `bytes` bytes at `offset` in this area, but of at most
-    /// [`OWNED_BYTES`] bytes. This helps if the next operation has operands of the same sizes.
+    /// Prepares the stores to this rank's staging area in the next operation, for the reason that
+    /// [`Step::own_next_entry`] describes. Takes the cache lines that start at the byte `offset` of
+    /// this area into the cache of this processor. The range has `bytes` bytes, but at most
+    /// [`OWNED_BYTES`]. This helps only if the next operation has operands of the same size.
     #[inline]
     pub(crate) fn own_next_stage(&self, offset: usize, bytes: usize) {
         let first = self.stage(self.team.rank, self.parity() ^ 1).wrapping_add(offset);
@@ -202,8 +203,9 @@ impl<'a> Step<'a> {
         self.wait(rank, waiter, limit, || read(awaited), |rank| !line(rank).has(self.epoch))
     }
 
-    /// Waits for `rank` until `look` returns a value, and returns this value. The error of a
-    /// timeout names every rank for which `misses` returns `true`.
+    /// Waits until `look` returns a value, and returns this value. `rank` is the rank for which the
+    /// caller waits: the wait fails if this rank has left or failed. The error of a timeout names
+    /// every rank for which `misses` returns `true`.
     ///
     /// The code calls `look` in only one place, so that the compiler inlines `look`. The time of
     /// `look` is a part of the latency of every operation.
@@ -228,7 +230,7 @@ impl<'a> Step<'a> {
                 return Err(stop);
             }
             let waiter = waiter.get_or_insert_with(|| self.peers.waiter(limit));
-            stop = waiter.pause(|| self.check_member(rank), timeout).err();
+            stop = waiter.pause(|wait| self.check_member(rank, wait), timeout).err();
         }
     }
 
@@ -273,14 +275,16 @@ impl<'a> Step<'a> {
     }
 
     fn error_of_pe(&self, pe: usize, cause: PeerCause) -> Error {
-        let word = self.peers.segments.team_words(pe, self.team.slot).failure.word.load(Ordering::Acquire);
+        let word = self.peers.team_failure(pe, self.team.slot);
         self.peers.peer_error(self.call, self.team.name(), pe, cause, word)
     }
 
     /// Returns an error if a wait for `rank` can no longer succeed: `rank` has left or failed, or
-    /// another member of the team has died. The error names the PE whose failure came first.
-    fn check_member(&self, rank: usize) -> Result<(), Error> {
+    /// another member of the team has died. The error names the PE whose failure came first. Also
+    /// reports a long wait.
+    fn check_member(&self, rank: usize, wait: &mut SlowWait<'a>) -> Result<(), Error> {
         let TeamState { members, slot, .. } = self.team;
+        wait.report(self.peers, *slot, members[rank]);
         match self.peers.unavailable(members, *slot, members[rank]) {
             None => Ok(()),
             Some((pe, cause)) => Err(self.error_of_pe(pe, cause)),

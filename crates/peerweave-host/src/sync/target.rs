@@ -21,8 +21,8 @@ thread_local! {
     static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
 }
 
-/// Counts one one-sided call of this thread. Returns whether this call must check that its target
-/// PE is alive.
+/// Counts a one-sided call of this thread. Returns `true` if the call must check that its target PE
+/// is alive: after [`CALLS_PER_CHECK`] calls, until [`checked`] is called.
 #[inline]
 pub(crate) fn check_is_due() -> bool {
     CALLS_LEFT.with(|left| match left.get().checked_sub(1) {

@@ -17,10 +17,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-/// Time after the deadline of an operation, in which missing PEs can report that they timed out
-/// because of another PE.
+/// Maximum time for which a PE reads the words of missing PEs after the deadline of an operation.
+/// The word of a PE names another PE if the PE has waited for that PE for a long time, or has timed
+/// out because of it.
 pub(crate) const REPORT_GRACE: Duration = Duration::from_millis(500);
-/// Time for which the reports must name the same PE before the search for the cause ends early.
+/// After a timeout, a PE follows the words of the missing PEs to the PE at fault. The search ends
+/// before [`REPORT_GRACE`] if the words have led to the same PE for this time.
 const STABLE: Duration = Duration::from_millis(150);
 
 /// The state of a team on one of its members.
@@ -41,10 +43,10 @@ pub(crate) struct TeamState {
     /// Epoch of the latest operation that every rank has entered, as far as this rank knows.
     entered_by_all: AtomicU32,
     /// Digest of the small broadcasts (at most 64 bytes) that this rank has called since its last
-    /// operation that was not a small broadcast. The root of a small broadcast does not wait, so it
-    /// does not detect that another rank has called a different operation. In this case, the
-    /// digests of the two ranks differ. The signature of every later call contains the digest, so
-    /// the ranks detect the difference in a later call.
+    /// other operation. The root of a small broadcast does not wait for the other ranks. So it does
+    /// not detect in this call that another rank has called a different operation. But the digests
+    /// of the two ranks then differ. The digest is a part of the signature of every call, so the
+    /// ranks detect the difference in a later call.
     history: AtomicU64,
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.
@@ -69,14 +71,25 @@ pub(crate) struct Channel {
     /// Number of operations that have ended. If this number is `n`, the operation at position `n`
     /// may run. Positions start at 0.
     pub(crate) ended: AtomicU64,
+    /// Number of operations that ended before they could run, because the team had failed. `ended`
+    /// does not count them.
+    pub(crate) skipped: AtomicU64,
     /// On the sender: number of messages that this rank has published in the mailbox. On the
     /// receiver: number of messages that this rank has read from the mailbox. Only the running
     /// operation of the channel changes this number.
     pub(crate) messages: AtomicU64,
 }
 
-/// A reference that an operation holds to its team. The team of all PEs is borrowed, so that its
-/// operations change no reference count.
+impl Channel {
+    /// Returns whether all operations that this PE has issued in the channel have ended.
+    pub(crate) fn is_idle(&self) -> bool {
+        let ended = self.ended.load(Ordering::Acquire) + self.skipped.load(Ordering::Acquire);
+        ended == self.issued.load(Ordering::Acquire)
+    }
+}
+
+/// A reference that an operation holds to its team. Operations of the team of all PEs borrow the
+/// team, so that they change no reference count.
 #[derive(Debug)]
 pub(crate) enum TeamRef<'a> {
     Borrowed(&'a Arc<TeamState>),
@@ -149,8 +162,8 @@ impl TeamState {
         self.issued.load(Ordering::Relaxed)
     }
 
-    /// Returns the PEs that have not entered the first pending operation of the team. The list is
-    /// empty if no operation is pending.
+    /// Returns the PEs at fault (see [`Self::at_fault`]) if some PEs have not entered the first
+    /// pending operation of the team. The list is empty if no operation is pending.
     fn missing(&self, peers: &Peers) -> Vec<usize> {
         let next = self.completed.load(Ordering::Acquire).wrapping_add(1);
         if next == self.issued.load(Ordering::Acquire).wrapping_add(1) {
@@ -162,9 +175,9 @@ impl TeamState {
         self.at_fault(peers, &missing)
     }
 
-    /// Returns the PEs that are at fault if the PEs `missing` have not arrived. A missing PE may
-    /// have reported that it timed out in the team because of another PE. Then the other PE is at
-    /// fault.
+    /// Returns the PEs that are at fault if the PEs `missing` have not arrived. If the word of a
+    /// missing PE names another PE for which it waits, that other PE is at fault instead. The
+    /// function follows the words from PE to PE.
     fn at_fault(&self, peers: &Peers, missing: &[usize]) -> Vec<usize> {
         let reported = |pe: usize| {
             let rank = self.members.iter().position(|&member| member == pe)?;
@@ -186,28 +199,31 @@ impl TeamState {
         at_fault
     }
 
-    /// Returns `error`, the failure of an operation of the team. If it is a timeout for which at
-    /// least `least` PEs are missing, the returned error names only the PEs at fault.
+    /// Returns `error`, the failure of an operation of the team. If `error` is a timeout, replaces
+    /// the missing PEs by the PEs at fault. If the team had already failed, returns `error`
+    /// unchanged.
     ///
-    /// A missing PE may itself wait for another PE, and its deadline may pass a little later than
-    /// the deadline of this PE. So this function publishes the timeout, and waits until one PE is
-    /// at fault according to the reports of the missing PEs, for at most [`REPORT_GRACE`].
+    /// A missing PE may itself wait for another PE. It has published this if the wait is long, but
+    /// its wait may have begun later. So if at least `least` PEs are missing, this function reads
+    /// what the missing PEs publish until their words lead to one PE at fault, but for at most
+    /// [`REPORT_GRACE`]. Meanwhile, the word of this PE names a missing PE.
     #[cold]
     pub(crate) fn name_cause(&self, peers: &Peers, error: Error, least: usize) -> Error {
         let Error::Timeout(mut timeout) = error else { return error };
         let missing: Vec<usize> = timeout.missing.iter().map(|pe| pe.index()).collect();
-        if missing.len() < least || self.failure().is_some() {
+        if self.failure().is_some() {
             return Error::Timeout(timeout);
         }
+        let patience = if missing.len() < least { Duration::ZERO } else { REPORT_GRACE };
         let word = &self.blocks[self.rank].words().failure.word;
         let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me) | root_cause::PROVISIONAL;
         let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
         let start = Instant::now();
         let (mut at_fault, mut since) = (self.at_fault(peers, &missing), start);
-        // The PE at fault according to the reports so far may itself report another PE soon.
+        // The PE at fault according to the words so far may itself publish another PE soon.
         let is_known =
             |at_fault: &[usize], since: Instant| at_fault.len() == 1 && at_fault != missing && since.elapsed() >= STABLE;
-        while start.elapsed() < REPORT_GRACE && !is_known(&at_fault, since) {
+        while start.elapsed() < patience && !is_known(&at_fault, since) {
             std::thread::sleep(Duration::from_millis(1));
             let now = self.at_fault(peers, &missing);
             if now != at_fault {
@@ -245,9 +261,9 @@ impl TeamState {
     }
 
     /// Returns a digest of the small broadcasts (at most 64 bytes) that this rank has called since
-    /// its last operation that was not a small broadcast. Returns 0 if there are none. The
-    /// signature of every call contains this digest. If ranks have called different small
-    /// broadcasts, they detect the difference in the next call that waits for all ranks.
+    /// its last other operation. Returns 0 if there are none. The digest is a part of the signature
+    /// of every call. So ranks that have called different small broadcasts detect the difference in
+    /// the next call that waits for all ranks.
     #[inline]
     pub(crate) fn history(&self) -> u64 {
         self.history.load(Ordering::Relaxed)
@@ -309,8 +325,8 @@ pub(crate) struct Teams {
 #[derive(Debug)]
 struct Slots {
     states: Vec<Slot>,
-    /// For each slot: the epoch (number) of the last operation that the previous team in this slot
-    /// has issued. 0 if no team has left the slot.
+    /// For each slot: the epoch of the last operation that was issued by the previous team in the
+    /// slot. 0 if no team in the slot has been destroyed yet.
     last_epochs: Vec<u32>,
 }
 

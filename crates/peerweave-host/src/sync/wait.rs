@@ -1,11 +1,14 @@
-//! The waits of a PE. A waiter first spins, or yields if PEs share processors, and then sleeps. A
-//! wait that does not succeed ends at its time limit, or when an awaited PE has died or left.
+//! The waits of a PE. A waiter first spins between polls, or yields its processor if PEs share
+//! processors. Later it sleeps between polls. A wait that does not succeed ends at its time limit,
+//! or when an awaited PE has died or left.
 //!
 //! The caller polls shared memory and determines which PEs are missing. If one of the first polls
 //! succeeds, the waiter does not read the clock.
 
 use crate::sync::peers::Peers;
+use crate::sync::root_cause;
 use peerweave_core::Error;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 /// Number of polls before the clock is read for the first time, if every PE has a processor to
@@ -28,12 +31,16 @@ const SPIN_TIME: Duration = Duration::from_millis(10);
 /// sleeping waiter detects a change about 50 µs late, while a yielding waiter keeps its processor
 /// busy.
 const YIELD_TIME: Duration = Duration::from_millis(2);
-/// Duration of the first sleep.
+/// Duration of the first sleep in a wait. Each further sleep of the wait is twice as long, up to
+/// [`LONGEST_SLEEP`].
 const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 /// Maximum duration of a sleep.
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// Interval at which a waiter checks that the missing PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
+/// A waiter reports for which PE it waits when at most this time is left until its deadline, but
+/// not before half of the time until the deadline has passed.
+const REPORT_BEFORE: Duration = Duration::from_secs(5);
 
 /// The time limit of a wait.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +67,7 @@ impl Stop {
     pub(crate) fn into_error(self) -> Error {
         match self {
             Self::Failed(error) => *error,
-            Self::BudgetSpent => unreachable!("the wait had a time budget, expected a deadline"),
+            Self::BudgetSpent => unreachable!("the wait stopped after its time budget, expected a wait with a deadline"),
         }
     }
 }
@@ -80,17 +87,67 @@ pub(crate) struct Waiter<'a> {
     /// Whether there are fewer processors than PEs.
     oversubscribed: bool,
     limit: Limit,
-    slow: Option<Slow>,
+    slow: Option<SlowWait<'a>>,
 }
 
 /// The part of the state of a wait that contains times. The first polls of a wait do not read the
 /// clock, so a short wait does not have this part.
 #[derive(Debug)]
-struct Slow {
+pub(crate) struct SlowWait<'a> {
     since: Instant,
+    /// Time from which the wait is reported. `None` if the wait has a time budget, which is short.
+    report_at: Option<Instant>,
+    report: Option<Report<'a>>,
     checked: Instant,
     yields: u32,
     sleep: Option<Duration>,
+}
+
+/// The report of a long wait, in this PE's failure word for a team. Dropping the report clears the
+/// word.
+#[derive(Debug)]
+struct Report<'a> {
+    word: &'a AtomicU64,
+    value: u64,
+}
+
+impl Drop for Report<'_> {
+    fn drop(&mut self) {
+        // The exchange fails if the team has failed in the meantime. The word keeps the failure.
+        let _ = self.word.compare_exchange(self.value, 0, Ordering::Release, Ordering::Relaxed);
+    }
+}
+
+impl<'a> SlowWait<'a> {
+    fn new(limit: Limit) -> Self {
+        let now = Instant::now();
+        let report_at = Self::report_at(now, limit);
+        Self { since: now, report_at, report: None, checked: now, yields: 0, sleep: None }
+    }
+
+    /// Returns the time from which a wait that starts at `now` is reported.
+    fn report_at(now: Instant, limit: Limit) -> Option<Instant> {
+        match limit {
+            Limit::Budget(_) => None,
+            Limit::Deadline(deadline) => now.checked_add(deadline - (deadline / 2).min(REPORT_BEFORE)),
+        }
+    }
+
+    /// Reports to the other members of the team in slot `slot` that this PE waits for PE `awaited`,
+    /// if the wait is long. A PE whose deadline passes then does not name this PE as the cause. The
+    /// report ends with the wait. Does nothing if another wait of this PE in the team has reported.
+    pub(crate) fn report(&mut self, peers: &'a Peers, slot: usize, awaited: usize) {
+        let value = root_cause::waits_for(awaited);
+        let is_due = self.report_at.is_some_and(|at| Instant::now() >= at);
+        if !is_due || self.report.as_ref().is_some_and(|report| report.value == value) {
+            return;
+        }
+        self.report = None;
+        let word = &peers.segments.team_words(peers.me, slot).failure.word;
+        if word.compare_exchange(0, value, Ordering::Release, Ordering::Relaxed).is_ok() {
+            self.report = Some(Report { word, value });
+        }
+    }
 }
 
 impl<'a> Waiter<'a> {
@@ -103,14 +160,14 @@ impl<'a> Waiter<'a> {
     }
 
     /// Polls `look` until it returns a value. At intervals, also calls `gone`, which returns an
-    /// error if an awaited PE has died or left. If the limit is a deadline and passes, calls
-    /// `timeout` with the time waited, and returns its error. If the limit is a time budget and is
-    /// spent, returns [`Stop::BudgetSpent`].
+    /// error if an awaited PE has died or left, and may report the wait. If the limit is a deadline
+    /// and passes, calls `timeout` with the time waited, and returns its error. If the limit is a
+    /// time budget and is spent, returns [`Stop::BudgetSpent`].
     #[inline]
     pub(crate) fn until<T>(
         &mut self,
         mut look: impl FnMut() -> Option<T>,
-        mut gone: impl FnMut() -> Result<(), Error>,
+        mut gone: impl FnMut(&mut SlowWait<'a>) -> Result<(), Error>,
         timeout: impl Fn(Duration) -> Error,
     ) -> Result<T, Stop> {
         loop {
@@ -124,12 +181,12 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Pauses between two polls of the caller. [`Waiter::until`] describes the arguments. Returns
-    /// an error if the wait must end.
+    /// Pauses between two polls of a loop in the caller. The arguments are those of
+    /// [`Waiter::until`]. Returns an error or [`Stop::BudgetSpent`] if the wait must end.
     #[inline]
     pub(crate) fn pause(
         &mut self,
-        gone: impl FnMut() -> Result<(), Error>,
+        gone: impl FnMut(&mut SlowWait<'a>) -> Result<(), Error>,
         timeout: impl Fn(Duration) -> Error,
     ) -> Result<(), Stop> {
         if self.spins > 0 {
@@ -144,28 +201,27 @@ impl<'a> Waiter<'a> {
     /// available again.
     pub(crate) fn progressed(&mut self) {
         if let Some(slow) = &mut self.slow {
-            slow.since = Instant::now();
-            slow.sleep = None;
+            let restarted = SlowWait::new(self.limit);
+            *slow = SlowWait { checked: slow.checked, yields: slow.yields, ..restarted };
         }
     }
 
     #[cold]
     fn pause_slowly(
         &mut self,
-        mut gone: impl FnMut() -> Result<(), Error>,
+        mut gone: impl FnMut(&mut SlowWait<'a>) -> Result<(), Error>,
         timeout: impl Fn(Duration) -> Error,
     ) -> Result<(), Stop> {
         let oversubscribed = self.oversubscribed;
         let peers = self.peers;
         // An abort takes precedence, because PEs may be gone because of the abort.
-        let mut gone = || {
-            let gone = gone();
+        let mut gone = |slow: &mut SlowWait<'a>| {
+            let gone = gone(slow);
             peers.map_or(Ok(()), Peers::check_abort)?;
             gone
         };
         let Some(slow) = &mut self.slow else {
-            let now = Instant::now();
-            self.slow = Some(Slow { since: now, checked: now, yields: 0, sleep: None });
+            self.slow = Some(SlowWait::new(self.limit));
             return Ok(());
         };
         if oversubscribed && slow.sleep.is_none() {
@@ -180,14 +236,14 @@ impl<'a> Waiter<'a> {
         match self.limit {
             Limit::Budget(budget) if waited >= budget => return Err(Stop::BudgetSpent),
             Limit::Deadline(deadline) if waited >= deadline => {
-                gone()?;
+                gone(slow)?;
                 return Err(timeout(waited).into());
             }
             _ => {}
         }
         if now - slow.checked >= LIVENESS_PERIOD {
             slow.checked = now;
-            gone()?;
+            gone(slow)?;
         }
         if waited < if oversubscribed { YIELD_TIME } else { SPIN_TIME } {
             match self.peers {
@@ -216,6 +272,7 @@ mod tests {
     }
 
     fn expired(waiter: &mut Waiter<'_>, gone: impl Fn() -> Result<(), Error>, waited: &std::cell::Cell<Duration>) -> Stop {
+        let gone = |_: &mut SlowWait<'_>| gone();
         let timeout = |time| {
             waited.set(time);
             error("too late")

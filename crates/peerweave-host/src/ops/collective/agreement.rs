@@ -1,4 +1,6 @@
-//! Parameters on which the ranks of a collective must agree, and their comparison.
+//! Checks that the ranks of a collective have made the same call. Each rank publishes a digest of
+//! its call, and the ranks compare the digests. After a difference, they compare the full
+//! parameters.
 
 use super::{Algorithm, Run};
 use crate::sync::wait::Stop;
@@ -8,10 +10,9 @@ use peerweave_types::{DType, Pe, Rank, ReduceOp, TeamShape};
 use std::ops::Range;
 use std::sync::atomic::Ordering;
 
-/// The reason why the backend runs a collective. `User`: the program has called the collective.
-/// Every other value stands for a different call, such as a split. The backend runs the collective
-/// as a part of that call. If the ranks have different purposes, the collective fails with a
-/// mismatch error.
+/// The call for which the backend runs a collective. `User`: the program has called the collective
+/// itself. Every other value stands for a call that contains the collective as one step, such as a
+/// split. If the ranks have different purposes, the collective fails with a mismatch error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u64)]
 pub(crate) enum Purpose {
@@ -54,9 +55,9 @@ pub(crate) fn allocation_detail(request: &Allocation) -> u64 {
     bytes | dtype << ALLOCATE_DTYPE_SHIFT | align << ALLOCATE_ALIGN_SHIFT | u64::from(request.zeroed) << 63
 }
 
-/// Index of the lowest bit of the element type, in the word that encodes an allocation. The bits
-/// below this bit contain the requested number of bytes. If the request is larger than 2^48 - 1
-/// bytes, they contain 2^48 - 1. Such a request fails anyway, because it exceeds the address space.
+/// Bit position of the element type in the result of [`allocation_detail`]. The bits below contain
+/// the requested number of bytes, limited to 2^48 - 1. A larger request fails anyway, because it
+/// exceeds the address space.
 const ALLOCATE_DTYPE_SHIFT: u32 = 48;
 const ALLOCATE_ALIGN_SHIFT: u32 = 56;
 
@@ -125,8 +126,8 @@ pub(super) fn signature([what, root, count, detail, history]: &CallWords) -> u64
 pub(super) type CallWords = [u64; 5];
 
 impl Run<'_> {
-    /// Returns the parameters of this rank's call, encoded in words. If the words of two ranks
-    /// differ, the call is an error.
+    /// Returns the parameters of this rank's call, encoded in words. Two ranks whose words differ
+    /// have made different calls, which is an error.
     #[inline]
     pub(super) fn call_words(&self) -> CallWords {
         let op = self.op;
@@ -152,8 +153,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns an error that names the first rank whose call differs from the call of this rank.
-    /// All ranks must have entered the collective.
+    /// Compares the parameters of all ranks' calls with those of this rank's call. Returns an error
+    /// that names the first rank whose call differs. All ranks must have entered the collective.
     #[cold]
     pub(super) fn compare_calls(&self) -> Result<(), Stop> {
         self.compare_calls_of(0..self.n)
@@ -187,14 +188,13 @@ impl Run<'_> {
     }
 }
 
-/// Texts that a mismatch error appends to the descriptions of the two calls. The first text follows
-/// the call of this PE, and the second text follows the call of the other PE. The texts are used if
-/// the two calls have the same parameters, and only earlier broadcasts of at most 64 bytes
-/// differed.
-const AFTER_BROADCASTS: &str = " after its earlier broadcasts of at most 64 bytes";
-const AFTER_OTHER_BROADCASTS: &str = " after different broadcasts of at most 64 bytes";
+/// Suffixes in a mismatch error, for the call of this PE and for the call of the other PE. They are
+/// used if both calls have the same parameters, but earlier small broadcasts differed.
+const AFTER_BROADCASTS: &str = " after earlier broadcasts of at most 64 bytes";
+const AFTER_OTHER_BROADCASTS: &str = " after broadcasts of at most 64 bytes that differ from those of this PE";
 
-/// Converts a mismatch of calls to an error.
+/// Returns the error of a collective whose ranks have made different calls, as `mismatch`
+/// describes.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
     Error::Mismatch(Box::new(mismatch)).into()
 }
@@ -224,7 +224,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn description_of_an_encoded_call_lists_the_arguments() {
+    fn encoded_collective_is_described_by_name_and_arguments() {
         let words = [CollectiveKind::Reduce as u64 | (DType::F32 as u64) << 8 | (ReduceOp::Max as u64) << 16, 3, 17, 0, 0];
         assert_eq!(describe(words), "reduce of 17 elements of f32 by max with root 3");
         assert_eq!(describe([CollectiveKind::Barrier as u64, 0, 0, 0, 0]), "barrier");

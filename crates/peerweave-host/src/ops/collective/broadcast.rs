@@ -32,7 +32,8 @@ impl Run<'_> {
             && self.purpose == Purpose::User
     }
 
-    /// Runs the rest of a small broadcast, after this rank has entered.
+    /// Completes a small broadcast. Before this call, the rank has published its entry `mine`.
+    /// Every rank except the root waits for the root's entry and copies the data.
     #[inline]
     pub(super) fn small_broadcast(&self, algorithm: Algorithm, mine: Entry, limit: Limit) -> Result<(), Stop> {
         let root = self.op.root.index();

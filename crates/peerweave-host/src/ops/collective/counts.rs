@@ -1,7 +1,6 @@
 //! The element counts of collectives with parts of different lengths, such as all-to-all-v. Ranks
-//! exchange all counts in two cases only: the counts of two ranks disagree, or a part is longer
-//! than a slot. A slot is the room for one part in an entry line or a staging area (see
-//! `vector.rs`).
+//! exchange all counts only if the counts of two ranks disagree, or if a part is too long for its
+//! slot. A slot is the space for one part in an entry line or a staging area (see `vector.rs`).
 //!
 //! Each rank publishes its counts in its staging area, which is a buffer in shared memory.
 
@@ -104,7 +103,12 @@ impl Run<'_> {
     }
 
     fn count_word(&self, rank: usize, index: usize) -> &AtomicU64 {
-        assert!(self.counts_bytes() <= STAGE_BYTES, "the counts of {} ranks do not fit in a staging area", self.n);
+        assert!(
+            self.counts_bytes() <= STAGE_BYTES,
+            "the counts of {} ranks have {} bytes, expected at most {STAGE_BYTES} (the size of a staging area)",
+            self.n,
+            self.counts_bytes()
+        );
         let at = self.step.stage(rank, self.step.parity()).cast::<AtomicU64>().wrapping_add(index);
         // SAFETY: the word is inside the staging area (asserted) and aligned. While this operation
         // runs and until its ranks have read the counts, all ranks access these words only
@@ -128,8 +132,8 @@ impl Run<'_> {
     }
 
     /// Returns the codes of the send buffer and the receive buffer of `rank`. A code is the offset
-    /// or the address of a buffer, as described at [`Run::code`]. `rank` must have published its
-    /// counts, because it publishes the codes together with the counts.
+    /// or the address of a buffer, as described at [`Run::code`]. Before this call, `rank` must
+    /// have called [`publish_counts`](Self::publish_counts).
     pub(super) fn codes(&self, rank: usize) -> [u64; CODES] {
         std::array::from_fn(|index| self.count_word(rank, index).load(Ordering::Relaxed))
     }

@@ -81,9 +81,9 @@ impl Run<'_> {
     }
 
     /// Like [`Self::stores`], for a reduction. `in_place` returns whether an input is also an
-    /// output. If so, the stores do not bypass the caches. The reduction has just read the cache
-    /// lines of this input, so they are in the caches. A store that bypasses the caches would have
-    /// to remove these lines first.
+    /// output. If this is the case, the stores do not bypass the caches: the caches contain the
+    /// lines of this input, which the reduction has just read, and a bypassing store would have to
+    /// remove these lines first.
     fn reduction_stores(&self, bytes_of_all: usize, in_place: impl FnOnce() -> bool) -> Stores {
         match self.stores(bytes_of_all) {
             Stores::Streaming if in_place() => Stores::Cached,
@@ -255,7 +255,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn shares_of_ranks_start_at_cache_lines_and_do_not_overlap() {
+    fn rank_shares_cover_the_buffer_and_start_at_cache_lines() {
         for size in [1, 2, 4, 8] {
             for count in [0, 1, 15, 16, 17, 63, 64, 65, 1000, 4097] {
                 for n in [1, 2, 3, 8] {

@@ -72,9 +72,9 @@ pub(crate) struct CollectiveTask<'a> {
     norm: Option<Box<Norm>>,
 }
 
-/// The position of a collective among the operations of its team, and the purpose of the
-/// collective. The purpose says which call needs the collective: the program has called the
-/// collective itself, or has made another call, such as a split.
+/// The position of a collective among the operations of its team, and the reason why the collective
+/// runs. The reason (`purpose`) is either that the program called this collective, or that another
+/// call, such as a split, needs it.
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
@@ -95,17 +95,23 @@ impl<'a> CollectiveTask<'a> {
     /// If the team does not exist.
     #[inline]
     pub(crate) fn start(shared: &'a Shared, op: &'a Collective) -> Result<Self, Error> {
-        let team = shared.teams.get(op.kind.name(), op.team)?;
+        Ok(Self::start_in(shared.teams.get(op.kind.name(), op.team)?, op))
+    }
+
+    /// Like [`Self::start`], but for a collective whose team the caller has already looked up.
+    #[inline]
+    pub(crate) fn start_in(team: TeamRef<'a>, op: &'a Collective) -> Self {
         if op.kind == CollectiveKind::AllReduceRmsNorm {
             let (reduction, norm) = Norm::after(op);
             let task = Self::start_internal(team, Cow::Owned(reduction), Purpose::User, op.shape().detail);
-            return Ok(Self { norm: Some(Box::new(norm)), ..task });
+            return Self { norm: Some(Box::new(norm)), ..task };
         }
-        Ok(Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0))
+        Self::start_internal(team, Cow::Borrowed(op), Purpose::User, 0)
     }
 
-    /// Starts a collective of the backend or of the program. `purpose` says which call needs the
-    /// collective, such as a split of the team.
+    /// Starts a collective that the program has called, or that the backend runs as a part of
+    /// another call. `purpose` says which call needs the collective, such as a split of the team.
+    /// `detail` encodes parameters of the call.
     #[inline]
     pub(crate) fn start_internal(team: TeamRef<'a>, op: Cow<'a, Collective>, purpose: Purpose, detail: u64) -> Self {
         Self { turn: Turn::issue(&team, purpose, detail), team, op, norm: None }
@@ -172,7 +178,8 @@ impl Turn {
             // The operation is not complete, so it keeps its turn until the task is driven again.
             Err(Stop::BudgetSpent) => return outcome,
             Err(Stop::Failed(error)) => {
-                // A rank that is missing alone does not wait for another rank of the team.
+                // A rank that is missing alone waits for another rank only in a receive of the
+                // team. Its word then names the other rank, if it has waited for long.
                 let error = team.name_cause(step.peers, *error, 2);
                 fail(&step, &error);
                 Err(error.into())
@@ -198,9 +205,9 @@ impl Drop for EndOnPanic<'_> {
 }
 
 /// Waits until the earlier operations of the team have ended on this PE. If `limit` is a deadline,
-/// the wait may take twice as long and [`REPORT_GRACE`], because an earlier operation may run until
-/// [`REPORT_GRACE`] after its own deadline.
-/// After this time, the collective fails with a timeout.
+/// the wait may last twice the deadline plus [`REPORT_GRACE`], because an earlier operation may run
+/// until [`REPORT_GRACE`] after its own deadline. When the wait times out, the team fails on this
+/// PE.
 #[cold]
 fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), Stop> {
     let limit = match limit {
@@ -211,7 +218,7 @@ fn wait_for_turn(shared: &Shared, step: &Step<'_>, limit: Limit) -> Result<(), S
         let missing = shared.teams.missing(step.peers);
         Error::from(Timeout::new(step.call, step.team.name(), waited, missing))
     };
-    let stop = step.peers.waiter(limit).until(|| step.team.may_run(step.epoch).then_some(()), || Ok(()), timeout);
+    let stop = step.peers.waiter(limit).until(|| step.team.may_run(step.epoch).then_some(()), |_| Ok(()), timeout);
     if let Err(Stop::Failed(error)) = &stop {
         step.team.fail(step.peers, error);
     }
@@ -264,18 +271,18 @@ enum Algorithm {
     BehindLine,
     Staged,
     Large,
-    /// A collective whose parts have different lengths. The element counts of a rank determine how
-    /// the rank sends its parts, as described in `vector.rs`. The signature does not cover the
-    /// counts.
+    /// A collective whose parts have different lengths, for example an all-to-all-v. Each rank
+    /// chooses by its own element counts how it sends its parts, as described in `vector.rs`. Ranks
+    /// can choose differently, because the signature of a call does not cover the counts.
     Vector,
 }
 
 impl Algorithm {
-    /// Returns by how many operations the slowest rank may be behind a rank that enters an
-    /// operation. If the result is `d`, a rank enters an operation only after every rank has
-    /// entered the operation that was issued `d` operations earlier. The limit protects memory that
-    /// other ranks still read: a rank reuses an entry line after `ENTRY_LINES` operations, and
-    /// reuses a staging area after two operations.
+    /// Returns the maximum number of operations by which a rank may be ahead of the slowest rank of
+    /// the team. If the result is `d`, a rank enters an operation only after every rank has entered
+    /// the operation that was issued `d` operations earlier. The limit protects memory that other
+    /// ranks may still read: a rank reuses an entry line after `ENTRY_LINES` operations, and reuses
+    /// a staging area after two operations.
     #[inline]
     fn behind(self) -> u32 {
         match self {
@@ -305,14 +312,14 @@ impl Run<'_> {
         }
     }
 
-    /// Returns the data that this rank requests from another rank's memory together with that
-    /// rank's entry, by which the other rank announces the call. In an all-reduce with operands of
-    /// at most one cache line, this data is the operand in the other rank's staging area.
-    /// Requesting both at the same time shortens the all-reduce by 10 % to 25 %.
+    /// Returns the data that this rank requests at the same time as the entry of another rank. By
+    /// its entry, the other rank announces the call. In an all-reduce with operands of at most one
+    /// cache line, the data is the operand in the other rank's staging area. The early request
+    /// shortens the all-reduce by 10 % to 25 %.
     ///
-    /// In gathers and broadcasts, this rank requests only the entry. A rank with little work would
-    /// request the operand before the other rank has written it. Between distant processors, this
-    /// made the collective up to 1.2 times slower.
+    /// In other collectives, this rank requests only the entry. In gathers and broadcasts, a rank
+    /// with little work would request the operand before the other rank has written it. Between
+    /// distant processors, such requests made the collective up to 1.2 times slower.
     #[inline]
     fn fetched_with_entry(&self, algorithm: Algorithm) -> With {
         let is_line = algorithm == Algorithm::Staged && self.op.count * self.element_bytes() <= line::BYTES;
@@ -447,10 +454,10 @@ impl Run<'_> {
         self.agree(agreed, signature)
     }
 
-    /// Records that every rank has entered the operation. If `agreed` is `true`, the caller has
-    /// already compared the calls of all ranks, and they are the same. If `agreed` is `false`, this
-    /// function compares the full parameters, and returns an error if two calls differ. `signature`
-    /// is the signature of this rank's call.
+    /// Records that every rank has entered the operation, and completes the comparison of the
+    /// calls. `agreed` states whether the caller has compared the calls of all ranks and found no
+    /// difference. If `agreed` is `false`, this function compares the full parameters, and returns
+    /// an error if two calls differ. `signature` is the signature of this rank's call.
     #[inline]
     fn agree(&self, agreed: bool, signature: u64) -> Result<(), Stop> {
         let outcome = if agreed { Ok(()) } else { self.compare_calls() };
@@ -510,9 +517,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Runs the rest of a collective with large operands. All ranks have entered. Their entries
-    /// contain no operands. They contain the codes of the buffers, which are offsets or addresses
-    /// (see [`Run::code`]). `phases_done` is the number of phases that this collective has already
+    /// Runs the rest of a collective with large operands, after all ranks have entered. The entries
+    /// contain no operands, but the codes of the buffers, which are offsets or addresses (see
+    /// [`Run::code`]). `phases_done` is the number of phases that this collective has already
     /// completed. Each phase ends with a synchronization of all ranks.
     fn large(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         if entries.iter().all(|entry| is_symmetric(entry.payload[0]) && is_symmetric(entry.payload[1])) {
@@ -554,9 +561,9 @@ impl Run<'_> {
 
 /// Code of a buffer that the rank did not pass, as described at [`Run::code`].
 const NO_BUFFER: u64 = u64::MAX;
-/// Flag in the code of a buffer. Ranks identify their buffers by codes (see [`Run::code`]). The
-/// flag is set if the buffer is private. The other bits are then the address of the buffer in the
-/// process of the rank that owns the buffer.
+/// Flag in the code by which ranks identify a buffer (see [`Run::code`]). The flag is set if the
+/// buffer is private memory of the rank that passed it. The other bits are then the address of the
+/// buffer in the process of that rank.
 const PRIVATE: u64 = 1 << 63;
 
 /// Returns whether `code` identifies a symmetric buffer. Other ranks can access such a buffer

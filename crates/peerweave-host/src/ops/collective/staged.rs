@@ -136,8 +136,9 @@ impl Run<'_> {
         unsafe { copy_part(self.shared.address(recv), first.wrapping_add(part * len), len) };
     }
 
-    /// Computes one block of this rank's result from the packed operands. If the result has parts,
-    /// `block` selects the elements of each part.
+    /// Computes one block of this rank's result from the packed operands `inputs`. `block` contains
+    /// the indices of the elements. If the operand or the result has a part for each rank, these
+    /// are indices in every part.
     #[inline]
     fn consume(&self, inputs: &[Input], block: Range<usize>) {
         let size = self.element_bytes();
@@ -189,7 +190,12 @@ impl Run<'_> {
     pub(super) fn in_rounds(&self, entries: &[Entry], counts: Option<&Counts>, phases_done: u32) -> Result<(), Stop> {
         let fitting = STAGE_BYTES / self.element_bytes() / self.parts();
         let block_len = if fitting < 16 { fitting } else { fitting / 16 * 16 };
-        assert!(block_len > 0, "teams of more than {} ranks need larger staging areas", STAGE_BYTES / self.element_bytes());
+        assert!(
+            block_len > 0,
+            "the team has {} ranks, expected at most {} (the number of elements that a staging area holds)",
+            self.n,
+            STAGE_BYTES / self.element_bytes()
+        );
         let count = counts.map_or(self.op.count, Counts::longest);
         let copy = counts.filter(|_| self.overwrites_operand()).map(|counts| self.copy_operand(counts));
         let mut phase = phases_done;

@@ -1,13 +1,13 @@
 //! Collectives with parts of different lengths: all-to-all-v, all-gather-v, gather-v and scatter-v.
 //! A rank need not know the counts of all pairs of ranks.
 //!
-//! Each rank chooses, by its counts, where it stores its parts for the other ranks: in slots of its
-//! entry line, in slots of its staging area, or not in slots. An entry line is the cache line in
-//! which a rank announces its call. The announcement, called entry, also contains the choice. All
-//! slots have the same length, and there is one slot for each rank. If all ranks use slots, each
-//! rank reads its parts from the slots, and the entries are the only synchronization. If any rank
-//! uses no slots, all ranks exchange all counts, and continue like other collectives with large
-//! operands.
+//! Each rank announces its call by an entry, which it writes to one of its cache lines, the entry
+//! line. From its own counts, the rank chooses where it stores its parts for the other ranks: in
+//! slots of its entry line, in slots of its staging area, or not in slots. The entry contains this
+//! choice. A rank has one slot for each receiver, and all of these slots have the same length. If
+//! all ranks use slots, each rank reads its parts from the slots, and the entries are the only
+//! synchronization. If at least one rank does not use slots, all ranks exchange their counts, and
+//! continue as in other collectives with large operands.
 //!
 //! Each entry also contains the balance of the rank's counts, as described at [`balance`]. All
 //! ranks add up the balances, so all ranks detect a disagreement. After a disagreement, the ranks
@@ -179,9 +179,9 @@ impl Run<'_> {
         }
     }
 
-    /// Completes the collective without slots, which are places in shared memory for short parts.
-    /// Called if the parts of any rank do not fit in slots, or if the counts of two ranks disagree.
-    /// In the second case, returns an error that describes the disagreement.
+    /// Completes the collective after at least one rank could not store its parts in slots (see
+    /// [`Slots`]), or after a disagreement between the counts of two ranks. All ranks exchange
+    /// their counts. If the counts disagree, returns an error that describes the disagreement.
     #[cold]
     fn vector_without_slots(&self, entries: &mut [Entry]) -> Result<(), Stop> {
         // Calls are compared in full, because ranks access buffers that other ranks name.

@@ -36,8 +36,9 @@ impl Region {
         Self::of_file(create(bytes)?.as_fd(), bytes, align, what)
     }
 
-    /// Maps the same range on all `members`. PE 0 passes `creates` as `true` and creates the range.
-    /// Collective over the members.
+    /// Maps one range of memory in all processes of a job, so that the processes share it. PE 0
+    /// passes `creates` as `true`, and creates the memory file for the range. Through the
+    /// rendezvous, the other members receive a descriptor of this file. Collective over `members`.
     pub(crate) fn shared(
         rendezvous: &Rendezvous,
         members: &[Pe],

@@ -1,13 +1,14 @@
-//! The instruction sets: selection of the instruction set for this processor, and reading and
-//! writing of a register of bytes.
+//! Selects the instruction set for this processor, and reads and writes memory with it, one vector
+//! register at a time.
 //!
 //! This module contains no algorithm. Invariant: copies and reductions access shared memory only
 //! through functions of this module. No function of this module accesses shared memory by an
 //! ordinary Rust load or store.
 //!
-//! [`portable`] is the specification: relaxed atomic accesses of single bytes. The files of the
-//! other instruction sets have the same effects, with one instruction of inline assembly for each
-//! access. The documentation of [`super`] explains why that is sound.
+//! [`portable`] defines what the functions do, by relaxed atomic accesses of single bytes. The
+//! files of the other instruction sets have the same effects, with one instruction of inline
+//! assembly for each access. The documentation of [`super`] explains why inline assembly is sound
+//! for this purpose.
 
 use super::lanes::{Lanes, Storage};
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -122,7 +123,7 @@ pub(super) unsafe trait Vector: Copy {
 ///
 /// Every method requires that the processor has the instruction set.
 pub(super) unsafe trait Arch: Copy + 'static {
-    /// Type of the value of one vector register of this instruction set.
+    /// The content of a vector register of this instruction set, as bytes.
     type Vector: Vector;
     /// The content of a register, as an array of elements. The elements have the form in which
     /// memory stores them.

@@ -1,10 +1,10 @@
 //! An instruction set in portable Rust: every access consists of relaxed atomic accesses of single
-//! bytes. This file is the specification of the other instruction sets. miri, the tests, and
-//! architectures without their own file use this file.
+//! bytes. This file is the specification of the other instruction sets. It is used by miri, by the
+//! tests, and on architectures that have no file of their own.
 //!
-//! This code is not fast, because it accesses bytes instead of words. In Rust, racing atomic
-//! accesses of different sizes are undefined, and two copies may divide the same memory into words
-//! differently.
+//! This code is slow, because it accesses single bytes instead of words. Accesses of words would
+//! not be sound: two copies may divide the same memory into words differently, and racing atomic
+//! accesses of different sizes are undefined in Rust.
 //!
 //! Under miri with Stacked Borrows, an atomic load needs a pointer that also allows writing. Under
 //! Tree Borrows, the load needs only a pointer that allows reading.

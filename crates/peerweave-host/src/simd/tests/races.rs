@@ -44,7 +44,7 @@ fn racing_copy_reads_only_values_that_were_written() {
 }
 
 #[test]
-fn outputs_of_a_reduction_are_equal_while_its_input_changes() {
+fn reduction_outputs_match_each_other_despite_racing_writes() {
     let memory = shared();
     std::thread::scope(|scope| {
         let memory = &memory;

@@ -274,7 +274,7 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: if FEW { 4 } else { 512 }, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn reduction_of_any_shape_equals_the_reference(
+    fn reduction_with_random_parameters_equals_the_reference(
         pair in 0usize..100, inputs in 1usize..12, outputs in 1usize..12, count in 0usize..700,
         in_place: bool, misalignment in 0usize..64, streaming: bool, seed in 1u64..,
     ) {
