@@ -83,8 +83,7 @@ pub enum CudaError {
     NoPtx {
         /// Name of the kernel.
         kernel: &'static str,
-        /// The requested PTX variant. Also the reason why the build has no such PTX, if the reason
-        /// is known.
+        /// The requested PTX variant. If the build has no PTX at all, also the reason.
         reason: NoVariant,
     },
     /// The route table cannot be used.
@@ -132,8 +131,8 @@ impl CudaError {
     }
 }
 
-/// Returns the PE that caused the loss of `pe`. If `pe` gave up because other PEs were missing,
-/// this is the first missing PE. Otherwise it is `pe` itself.
+/// Returns the PE that caused the loss of `pe`: the first missing PE if `pe` gave up because PEs
+/// were missing, otherwise `pe` itself.
 pub(crate) fn at_fault(pe: Pe, loss: &Loss) -> Pe {
     match loss {
         Loss::GaveUp { missing } => missing.first().copied().unwrap_or(pe),

@@ -134,8 +134,8 @@ impl Gpu {
         self.split_among(&Parent { pes: &pes, exchange: &exchange }, call, &arguments, color, key)
     }
 
-    /// Splits the PEs of `parent` into teams. This PE must be one of these PEs, and all of them
-    /// must call this function.
+    /// Splits the PEs of `parent` into teams. All these PEs must call this function, and this PE
+    /// must be one of them.
     ///
     /// # Errors
     /// The errors of [`split`](Self::split).
@@ -179,7 +179,7 @@ impl Gpu {
         if free == 0 {
             let most = inner.teams.numbers().len() - 1;
             let expected = format!(
-                "at most {most} (GpuOptions::teams), counted over all PEs of this call; destroy a team first (Team::destroy)"
+                "at most {most} (GpuOptions::teams) that exist on any PE of this call; destroy a team first (Team::destroy)"
             );
             return Err(misuse(call, "the number of teams", most + 1, &expected));
         }
@@ -209,7 +209,7 @@ impl Gpu {
         ranks.sort_by_key(|rank| (parts[*rank].key, *rank));
         let members: Vec<Pe> = ranks.iter().map(|rank| parents[*rank]).collect();
         let pes: Vec<u32> = members.iter().map(|pe| pe.get()).collect();
-        let rank = members.iter().position(|pe| *pe == self.pe()).expect("this PE passed the color, so it is a member");
+        let rank = members.iter().position(|pe| *pe == self.pe()).expect("the PEs with the color of this PE include this PE");
         let nvshmem = match inner.heap.nvshmem() {
             Some(nvshmem) => {
                 let id = TeamId::from_u64(parts[ranks[0]].id);

@@ -160,7 +160,7 @@ fn atomic_operations_change_elements_of_other_gpus() {
 }
 
 #[test]
-fn waits_and_tests_return_the_indices_of_matching_words() {
+fn wait_and_test_calls_find_the_words_that_meet_the_condition() {
     fakes().run(|| {
         worlds(1, options(), |world| {
             let (team, stream, me) = (world.team(), world.stream().unwrap(), Rank::new(0));
@@ -487,7 +487,7 @@ fn job_without_a_launcher_uses_one_gpu() {
 }
 
 #[test]
-fn join_uses_the_chosen_device_or_fails_if_it_is_missing() {
+fn world_uses_the_requested_gpu_and_a_missing_gpu_is_an_error() {
     fakes().run(|| {
         common::register();
         let mut options = peerweave_cuda::CudaOptions::default();

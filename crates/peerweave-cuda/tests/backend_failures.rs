@@ -195,7 +195,7 @@ const KILLED_IN: [&str; 7] =
     ["scan", "exclusive_scan", "all_gather_v", "scatter_v", "all_to_all_strided", "all_reduce_with", "group"];
 
 #[test]
-fn collective_or_group_error_names_a_killed_pe() {
+fn error_names_a_pe_killed_during_a_collective_or_group_call() {
     for call in KILLED_IN {
         let _ = Fakes::new().cuda().run_with_victims(3, &[2], |child| one_is_killed_in_a_call(&child, call));
     }

@@ -123,7 +123,7 @@ fn shrunk_world_excludes_two_killed_pes() {
 }
 
 #[test]
-fn shrunk_world_excludes_a_pe_killed_during_agreement() {
+fn shrunk_world_excludes_a_pe_killed_while_survivors_agree() {
     let _ = common::fakes().run_with_victims(3, &[0, 1], |child| one_goes_on(&child, &[0, 1], Some((1, 15))));
 }
 

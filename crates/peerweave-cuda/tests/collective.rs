@@ -310,7 +310,7 @@ fn bytes_of(rank: u32, len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn collectives_with_a_root_support_parts_of_any_length() {
+fn broadcast_gather_and_scatter_support_any_length() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

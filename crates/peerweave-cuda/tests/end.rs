@@ -50,7 +50,7 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn ended_gpu_holds_no_handle_of_the_rendezvous() {
+fn ended_gpu_has_released_all_its_rendezvous_handles() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("the GPU ends without an error")));
 }
 
@@ -71,12 +71,12 @@ fn ended_gpu_has_unloaded_all_its_modules() {
 }
 
 #[test]
-fn dropped_gpu_holds_no_handle_of_the_rendezvous() {
+fn dropped_gpu_has_released_all_its_rendezvous_handles() {
     fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
-fn gpu_drop_releases_the_rendezvous_while_a_kernel_runs() {
+fn gpu_dropped_during_a_kernel_releases_the_rendezvous() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {
@@ -95,7 +95,7 @@ fn gpu_drop_releases_the_rendezvous_while_a_kernel_runs() {
 }
 
 #[test]
-fn ending_a_gpu_is_misuse_while_its_memory_or_streams_exist() {
+fn ending_a_gpu_fails_while_clones_memory_or_streams_exist() {
     fakes().run(|| {
         pes_that_may_fail(1, options(), |gpu| {
             let gpu = gpu.expect("the GPU is set up");

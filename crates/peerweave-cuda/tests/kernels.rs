@@ -130,7 +130,7 @@ fn launch_with_zero_blocks_or_freed_memory_is_refused() {
 }
 
 #[test]
-fn graph_replays_kernels_after_the_memory_was_dropped() {
+fn graph_launches_succeed_after_a_memory_handle_is_dropped() {
     fakes().run(|| {
         pes(2, options(), |gpu| {
             let (memory, copy) =

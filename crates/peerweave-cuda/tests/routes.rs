@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn chosen_algorithm_gives_correct_sums_and_explanation() {
+fn sums_and_explanations_are_correct_for_a_chosen_algorithm() {
     Fakes::new().cuda().run(|| {
         pes(
             3,
@@ -85,7 +85,7 @@ fn chosen_algorithm_gives_correct_sums_and_explanation() {
 }
 
 #[test]
-fn forced_message_and_ring_routes_give_correct_results() {
+fn collectives_are_correct_if_options_force_messages_or_rings() {
     Fakes::new().cuda().run(|| {
         let forced: Forced = "all_gather=messages,all_to_all=messages,reduce_scatter=chunked".parse().unwrap();
         let options = |_| {
@@ -167,7 +167,7 @@ impl Drop for File {
 }
 
 #[test]
-fn route_table_of_a_file_replaces_the_built_in_table() {
+fn route_table_from_a_file_replaces_the_built_in_table() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string().replace("1-2 8K one_shot 4x128", "1-2 8K two_shot 2x64");
         let file = File::new("used", &text);
@@ -188,7 +188,7 @@ fn route_table_of_a_file_replaces_the_built_in_table() {
 }
 
 #[test]
-fn unusable_route_table_is_an_error_that_names_the_file() {
+fn setup_error_names_the_file_of_an_unusable_route_table() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string();
         for (name, text, what) in [
@@ -215,7 +215,7 @@ fn setup_fails_if_pes_choose_different_methods_or_route_tables() {
             options
         };
         for error in pes(2, choose, |_, world| world.map(drop).unwrap_err().to_string()) {
-            assert!(error.contains("the route choice") && error.contains("all_reduce=chunked"), "{error}");
+            assert!(error.contains("the choice of methods on this PE") && error.contains("all_reduce=chunked"), "{error}");
         }
         let file = File::new("other", &RouteTable::builtin("any").to_string().replace("8K", "4K"));
         let table = |pe| if pe == 0 { CudaOptions::default() } else { file.options() };

@@ -72,7 +72,7 @@ fn split_strided_returns_a_team_only_to_members_of_the_team() {
 }
 
 #[test]
-fn teams_with_reused_numbers_communicate_correctly() {
+fn team_that_reuses_a_team_number_reaches_only_its_members() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let (word, stream) =
@@ -104,7 +104,7 @@ fn split_without_a_free_team_number_fails_on_all_pes() {
             let error = gpu.split(Some(0), 0).expect_err("the split fails, because three numbers are in use");
             assert_eq!(
                 error.to_string(),
-                "Gpu::split: the number of teams is 4, expected at most 3 (GpuOptions::teams), counted over all PEs of this \
+                "Gpu::split: the number of teams is 4, expected at most 3 (GpuOptions::teams) that exist on any PE of this \
                  call; destroy a team first (Team::destroy)"
             );
             // After only PE 0 has destroyed a team, the number of the team is still in use on PE 1.

@@ -71,9 +71,9 @@ pub(crate) fn portable(call: &'static str, team: TeamName, error: CudaError) -> 
     }
 }
 
-/// Converts an error to the portable error of `call`. The call sets up a job of `n_pes` PEs. If a
-/// PE was lost, is missing or has made a different call, the portable error names that PE. If the
-/// call failed on another PE, the portable error contains the message of that other PE.
+/// Converts an error of `call`, which sets up a job of `n_pes` PEs. If a PE was lost, is missing or
+/// has made a different call, the result names that PE. Otherwise, the result is an
+/// [`Error::Setup`] that contains `error`.
 pub(crate) fn of_set_up(call: &'static str, n_pes: usize, error: impl Into<CudaError>) -> Error {
     let error = error.into();
     let is_named = match &error {

@@ -93,7 +93,7 @@ impl Collectives {
         }
         let is_whole = (send | recv | bytes).is_multiple_of(LINE_BYTES as u64);
         let slot = &self.exchanges[exchange as usize][usize::from(is_whole)];
-        let kernel = self.loaded(slot, name, || exchange::kernel(exchange, limits.ranks, is_whole))?;
+        let kernel = self.loaded(slot, name, None, || exchange::kernel(exchange, limits.ranks, is_whole))?;
         let call = Call { send, recv, count: bytes, ..self.staging.banks };
         // SAFETY: the caller guarantees the operands; the areas belong to this team.
         unsafe { self.enqueue(name, stream, kernel, route, call, bytes * u64::from(limits.ranks)) }

@@ -7,7 +7,7 @@ use peerweave_collectives::transfer::Transfers;
 use peerweave_device::launch::Kernel;
 use peerweave_driver::launch::{Arguments, LaunchConfig, LoadedKernel};
 use peerweave_driver::{CudaStream, Keep, is_capturing, join};
-use peerweave_types::{KernelArg, KernelArgs};
+use peerweave_types::{DType, KernelArg, KernelArgs};
 
 use super::Collectives;
 use crate::error::{CudaError, misuse};
@@ -15,18 +15,28 @@ use crate::route::{self, Route};
 
 impl Collectives {
     /// Returns the loaded kernel in `slot`. If the slot is empty, loads the kernel that `find`
-    /// returns, and stores the loaded kernel in the slot.
+    /// returns, and stores the loaded kernel in the slot. `dtype` is the element type of the call,
+    /// or `None` if the kernel is the same for all types.
+    ///
+    /// # Errors
+    /// [`CudaError::Misuse`] if `find` returns `None`: no kernel supports `dtype`. Errors of the
+    /// driver if the kernel cannot be loaded.
     pub(super) fn loaded<'a, A: KernelArgs + 'static>(
         &self,
         slot: &'a OnceLock<LoadedKernel>,
         call: &'static str,
+        dtype: Option<DType>,
         find: impl FnOnce() -> Option<&'static Kernel<A>>,
     ) -> Result<&'a LoadedKernel, CudaError> {
         if let Some(kernel) = slot.get() {
             return Ok(kernel);
         }
-        let kernel =
-            find().ok_or_else(|| misuse(call, "dtype", "a type without a kernel", "a type that this call can reduce"))?;
+        let Some(kernel) = find() else {
+            let Some(dtype) = dtype else {
+                panic!("peerweave-cuda bug: no kernel of {call} for {} ranks", self.staging.limits.ranks)
+            };
+            return Err(misuse(call, "dtype", dtype.name(), "an element type that this call can reduce"));
+        };
         let loaded = self.gpu.0.entry(kernel.ptx(), kernel.name())?;
         Ok(slot.get_or_init(|| loaded))
     }
@@ -74,11 +84,11 @@ impl Collectives {
         Ok(())
     }
 
-    /// Like [`enqueue`](Self::enqueue), but with a second argument if `second` is not `None`.
+    /// Like [`enqueue`](Self::enqueue), but also passes `second` to the kernel if it is not `None`.
     ///
     /// # Safety
-    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. After the context,
-    /// the kernel takes `call` as an argument, and also `second` if it is not `None`.
+    /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. The parameters of the
+    /// kernel are the context, `call` and, if it is not `None`, `second`.
     #[expect(clippy::too_many_arguments, reason = "a launch needs all these arguments")]
     pub(super) unsafe fn enqueue_with<A: KernelArg>(
         &self,

@@ -116,8 +116,8 @@ impl RmsNormCall {
         Ok(row_bytes / LINE)
     }
 
-    /// Returns the two arguments of a kernel that handles `rows` rows of the call, starting at row
-    /// `first`.
+    /// Returns the two arguments of a launch that handles `rows` rows of the call, starting at row
+    /// `first`. The arguments that do not depend on the call are in `common`.
     fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
         let skipped = first * self.row_bytes();
         let (output, inverse_scale, scales) = match self.quantization {
@@ -293,6 +293,6 @@ impl Collectives {
 
     fn norm_kernel(&self, call: &'static str, algorithm: Algorithm, dtype: DType) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.norms[algorithm as usize][dtype as usize];
-        self.loaded(slot, call, || rms_norm::kernel(algorithm, dtype, self.staging.limits.ranks))
+        self.loaded(slot, call, Some(dtype), || rms_norm::kernel(algorithm, dtype, self.staging.limits.ranks))
     }
 }

@@ -68,9 +68,10 @@ impl Operands {
     }
 }
 
-/// Checks that two operands are aligned and do not overlap. An operand is a pair: its address, and
-/// its number of parts. A part has `count` elements of `size` bytes. Returns the length of a part
-/// in bytes.
+/// Checks that two operands, `send` and `recv`, are aligned and do not overlap. `operands` contains
+/// the address and the number of parts of each operand. A part has `count` elements of `size`
+/// bytes. A call in place passes 0 parts for one operand, so that the overlap is not checked.
+/// Returns the length of a part in bytes.
 pub(super) fn check_parts(call: &'static str, operands: [(u64, u64); 2], count: u64, size: u64) -> Result<u64, CudaError> {
     let end = |(at, parts): (u64, u64)| count.checked_mul(size)?.checked_mul(parts).and_then(|bytes| at.checked_add(bytes));
     let [Some(first), Some(second)] = operands.map(end) else {

@@ -129,6 +129,8 @@ impl Collectives {
         unsafe { self.reduce_to("reduce_scaled", stream, root, operands) }
     }
 
+    /// Enqueues a reduce to the rank `root`. Errors contain `call`, the name of the call.
+    ///
     /// # Safety
     /// As for [`reduce`](Self::reduce).
     unsafe fn reduce_to(
@@ -186,6 +188,9 @@ impl Collectives {
         unsafe { self.reduce_by(CALL, route, stream, &operands, Results::Every) }
     }
 
+    /// Enqueues an all_reduce or a reduce by the given route. `results` selects the ranks that get
+    /// the result. Errors contain `name`, the name of the call.
+    ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce).
     unsafe fn reduce_by(
@@ -203,7 +208,7 @@ impl Collectives {
         let fits = route::holds(route.algorithm, lines, limits);
         if !fits || route.blocks == 0 || route.blocks > limits.max_blocks || !route.threads.is_multiple_of(32) {
             let expected = format!(
-                "a route for {lines} lines of 16 bytes, with 1 to {} blocks and a multiple of 32 threads; the limits are {limits:?}",
+                "an algorithm for {lines} 16-byte lines, 1 to {} blocks, and a multiple of 32 threads; the team has {limits:?}",
                 limits.max_blocks
             );
             return Err(misuse(name, "route", format!("{route:?}"), &expected));
@@ -273,6 +278,8 @@ impl Collectives {
         unsafe { self.reduce_scatter_by("reduce_scatter_scaled", stream, &operands) }
     }
 
+    /// Enqueues a reduce_scatter. Errors contain `name`, the name of the call.
+    ///
     /// # Safety
     /// As for [`reduce_scatter`](Self::reduce_scatter).
     unsafe fn reduce_scatter_by(
@@ -315,11 +322,11 @@ impl Collectives {
     /// necessary.
     pub(super) fn kernel(&self, algorithm: Algorithm, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.kernels[algorithm as usize][dtype as usize][usize::from(is_plain)];
-        self.loaded(slot, CALL, || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))
+        self.loaded(slot, CALL, Some(dtype), || all_reduce::kernel(algorithm, dtype, self.staging.limits.ranks, is_plain))
     }
 
     pub(super) fn scatter_kernel(&self, dtype: DType, is_plain: bool) -> Result<&LoadedKernel, CudaError> {
         let slot = &self.scatters[dtype as usize][usize::from(is_plain)];
-        self.loaded(slot, "reduce_scatter", || reduce_scatter::kernel(dtype, self.staging.limits.ranks, is_plain))
+        self.loaded(slot, "reduce_scatter", Some(dtype), || reduce_scatter::kernel(dtype, self.staging.limits.ranks, is_plain))
     }
 }

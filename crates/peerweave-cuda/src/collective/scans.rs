@@ -98,7 +98,7 @@ impl Collectives {
             return Ok(());
         }
         let slot = &self.scans[dtype as usize];
-        let kernel = self.loaded(slot, name, || scan::kernel(dtype, self.staging.limits.ranks))?;
+        let kernel = self.loaded(slot, name, Some(dtype), || scan::kernel(dtype, self.staging.limits.ranks))?;
         let is_exclusive = u32::from(exclusive);
         let call = Call { send, recv, count, op: op as u32, scalar, is_exclusive, ..self.staging.banks };
         // SAFETY: the caller guarantees the operands; the areas belong to this team.

@@ -31,9 +31,9 @@ pub(crate) struct Room {
 /// this memory.
 pub(super) struct Staging {
     room: Room,
-    /// Counters in this device's memory, in this order: the counter of launches; one counter for
-    /// each block of a reduction through rings; the counters of channels; the counters of message
-    /// rings.
+    /// Counters in this device's memory, in this order: one for launches, one for each block of a
+    /// reduction through rings, those for messages sent as lines, and those for messages sent
+    /// through rings.
     counters: Local<u64>,
     /// Template for the argument of kernels that use the two banks of the staging area. Launches
     /// use the banks alternately. Each call copies the template, and sets the values that differ
@@ -63,8 +63,8 @@ pub(super) fn area_bytes(options: &CollectivesOptions) -> u64 {
 
 /// Returns the maximum length in bytes of a message that is sent as 16-byte lines, in a team of
 /// `ranks` ranks. For each sender, a staging area has a channel with room for two such messages.
-/// All channels of an area together take half as many bytes as a bank (a buffer in which a rank
-/// receives the data of a collective).
+/// All channels of an area together have about half the size of a bank (a buffer in which a rank
+/// receives the data of a collective), or less.
 fn channel_bytes(options: &CollectivesOptions, ranks: usize) -> u64 {
     let of_most = (options.bank_bytes / 32).next_multiple_of(128);
     of_most * (MAX_RANKS / ranks.next_power_of_two().clamp(2, MAX_RANKS)) as u64
@@ -156,7 +156,8 @@ impl Staging {
     /// Writes the sentinel into all lines of this PE's staging area, and zeros into the rest of the
     /// area and into the counters. Waits for completion. No kernel of the team may run on any PE.
     pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        /// Maximum number of bytes that one copy writes.
+        /// Length of a host buffer that is filled with the sentinel, in bytes. Each copy to the
+        /// device copies at most this buffer.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;
@@ -194,9 +195,10 @@ impl Staging {
     }
 }
 
-/// Returns the kernel argument for one part of the staging areas, such as the channels. The
-/// argument is a copy of `banks` with new addresses. The part begins `offset` bytes after the start
-/// of each area. The part's first counter has the index `counter` in the counters of the team.
+/// Returns the kernel argument for one part of the staging areas, such as the channels: a copy of
+/// `banks` with other addresses. The part begins `offset` bytes after the start of each area. Its
+/// counters begin at index `counter` of the team's counters. `bank_bytes` replaces the field of the
+/// same name.
 fn part_of(banks: &Call, offset: u64, counter: usize, bank_bytes: u64) -> Call {
     let areas = banks.areas.map(|area| area + offset);
     Call { areas, counter: banks.counter + 8 * counter as u64, bank_bytes, ..*banks }

@@ -111,13 +111,13 @@ impl Collectives {
         (peer.recv, peer.recv_bytes) = (at, bytes);
     }
 
-    /// Sets the fields of `peer` that concern direct messages. A direct message does not pass
-    /// through a ring: the sender stores the message in the receiver's result buffer. The message
-    /// must consist of whole 16-byte lines, and the receiver must offer the buffer.
+    /// Sets the fields of `peer` for direct messages. A direct message does not pass through a
+    /// ring: the sender stores it in the receiver's result buffer. This is possible if the message
+    /// consists of whole 16-byte lines, and if the receiver offers its buffer.
     ///
-    /// For the message from the peer, this rank is the receiver. This rank offers its result buffer
-    /// if the buffer is on this PE's heap, and if no received message overwrites a message that
-    /// this rank sends.
+    /// This rank offers the buffer for the message from the peer if the buffer is on this PE's
+    /// heap, and if `in_place` is false: no received message overwrites a message that this rank
+    /// sends.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));
@@ -187,7 +187,7 @@ impl Collectives {
             };
             let call = Call { op: operation as u32, is_combined: u32::from(is_combined), ..*common };
             let slot = &self.transfers[form as usize][usize::from(is_whole)];
-            let kernel = self.loaded(slot, name, || transfer::kernel(form, limits.ranks, is_whole))?;
+            let kernel = self.loaded(slot, name, None, || transfer::kernel(form, limits.ranks, is_whole))?;
             // SAFETY: the caller guarantees the ranges; the areas belong to this team.
             unsafe { self.enqueue_with(name, stream, kernel, route, &call, Some(&transfers), sum) }?;
         }
@@ -229,7 +229,7 @@ impl Collectives {
                     CALL,
                     "at",
                     format!("{at:#x}"),
-                    "an address other than 0, and a range inside the address space",
+                    "an address other than 0, with the whole message inside the address space",
                 ));
             }
         }
@@ -452,7 +452,7 @@ impl Collectives {
     pub fn barrier(&self, stream: &Arc<CudaStream>) -> Result<(), CudaError> {
         const CALL: &str = "barrier";
         let limits = &self.staging.limits;
-        let kernel = self.loaded(&self.barriers, CALL, || barrier::kernel(limits.ranks))?;
+        let kernel = self.loaded(&self.barriers, CALL, None, || barrier::kernel(limits.ranks))?;
         let banks = &self.staging.banks;
         let call = Call { send: banks.areas[0], recv: banks.areas[0], ..*banks };
         let route = Route::new(peerweave_collectives::Algorithm::OneShot, 1, 32);

@@ -101,9 +101,9 @@ impl Tables {
         Ok(tables)
     }
 
-    /// Returns the size in bytes of the memory that the heap has for the synchronisation lines of
-    /// one team number. Members of a team write to these lines to synchronise. The memory is large
-    /// enough for a team of all PEs.
+    /// Returns the size in bytes of the synchronisation lines of one team number. The lines are
+    /// memory on the heap that the members of a team write to synchronise. The size is sufficient
+    /// for a team of all PEs.
     pub(crate) fn sync_stride(n_pes: u32, slots: u32) -> u64 {
         TeamEntry::sync_bytes(n_pes, slots)
     }
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn peer_entry_converts_to_64_bit_words() {
+    fn words_of_a_peer_entry_hold_the_address_pe_and_transport() {
         let entry = PeerEntry { base: 0x1234, node_pe: 5, transport: 1 };
         // SAFETY: the entry is `repr(C)`, and its fields leave no padding.
         assert_eq!(unsafe { words(&entry) }, [0x1234, 5 | 1 << 32]);

@@ -278,9 +278,9 @@ impl Inner {
         })
     }
 
-    /// Returns a number for the label of an exchange in which all PEs take part, such as an
-    /// exchange in the set-up of collectives, of NCCL or of route tables. Each call returns the
-    /// next number. The number is the same on all PEs.
+    /// Returns the number of the next exchange among all PEs, for the label of this exchange. Such
+    /// exchanges happen, for example, in the set-up of collectives, of NCCL and of route tables.
+    /// All PEs make them in the same order, so the number is the same on all PEs.
     pub(crate) fn next_collectives(&self) -> u64 {
         self.collectives.fetch_add(1, Ordering::Relaxed)
     }

@@ -88,9 +88,10 @@ impl<'a> Parts<'a> {
         }
     }
 
-    /// Returns one flag for each element of `pieces`. `entries` contains the indices of some
-    /// kernels in `pieces`. A flag is true if these kernels need the piece, directly or through
-    /// other pieces. A flag is also true if its piece is a line that applies to all of the PTX.
+    /// Returns, for each element of `pieces`, whether a module with certain kernels must contain
+    /// this piece. `entries` contains the indices of these kernels in `pieces`. The module must
+    /// contain the pieces that the kernels use, directly or through other pieces, and the lines
+    /// that apply to the whole text.
     fn reached(&self, entries: &[usize]) -> Vec<bool> {
         let mut reached: Vec<bool> = self.pieces.iter().map(|piece| piece.kind == Kind::Whole).collect();
         let mut open = entries.to_vec();
@@ -250,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn one_line_kernels_are_in_separate_ptx_parts() {
+    fn ptx_kernels_written_on_single_lines_are_in_separate_parts() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -34,7 +34,8 @@ pub(crate) struct Arena {
     kept: Arc<()>,
 }
 
-/// The ranges of an arena, and the number of collective calls on the arena.
+/// The allocated and free ranges of an arena, and the number of collective calls on the arena so
+/// far. The label of the next call contains this number.
 struct State {
     ranges: FirstFit,
     calls: u64,
@@ -140,7 +141,7 @@ impl Arena {
         let mut state = self.state();
         let at = state.ranges.allocate(bytes, 1);
         let call = at.map_or_else(
-            || format!("allocation of {bytes} bytes, for which no range is free"),
+            || format!("allocation of {bytes} bytes, for which the heap has no room"),
             |at| format!("allocation of {bytes} bytes at offset {at}"),
         );
         let agreed = self.agree(&mut state, ALLOC, &call, Ok(()));

@@ -30,9 +30,9 @@ const ALIGNMENT_BYTES: u64 = 256;
 /// graph's handles of the memory on another thread, some time after the graph is destroyed.
 pub(crate) const AFTER_GRAPHS: Duration = Duration::from_secs(2);
 
-/// A function that checks whether a resource is free: the heap of a GPU, or NVSHMEM's context. The
-/// function returns `true` if no thread holds the resource. After this thread has released the
-/// resource, other threads may still hold the resource for a short time.
+/// A function that returns whether all threads have released a resource: the heap of a GPU, or
+/// NVSHMEM's context. Other threads may hold the resource for a short time after this thread has
+/// released it.
 pub(crate) type Question = Box<dyn Fn() -> bool + Send + Sync>;
 
 pub(crate) enum Heap {
@@ -78,9 +78,10 @@ impl Heap {
         })
     }
 
-    /// Records that work of the caller on `stream` may use the multicast address. If `keep` is a
-    /// list, also adds handles of the multicast mapping to the list. A graph that captures the work
-    /// must own these handles.
+    /// Records that work of the caller on `stream` may use the multicast mapping of the heap. If
+    /// `keep` is `Some`, adds handles of this mapping to the list. A graph that captures the work
+    /// must own these handles. Does nothing for a heap without such a mapping, and for NVSHMEM's
+    /// heap.
     pub(crate) fn note_multicast(&self, stream: &Arc<CudaStream>, keep: Option<&mut Vec<Keep>>) {
         let Self::Vmm(_, Some(mapping)) = self else { return };
         mapping.mappings().iter().for_each(|part| drop(part.access(stream)));

@@ -103,7 +103,7 @@ impl ArgVisitor for Lookup<'_> {
             Some(block) => self.blocks.push(block),
             None => {
                 let value = format!("{bytes} bytes at offset {:#x}", offset.0);
-                let expected = "a range inside one live allocation of this GPU's heap";
+                let expected = "bytes of this GPU's heap, within one allocation that has not been freed";
                 self.refused.get_or_insert_with(|| misuse(CALL, "the symmetric slice", value, expected));
             }
         }

@@ -15,8 +15,7 @@ use crate::gpu::{Gpu, Inner};
 const LOOK: Duration = Duration::from_millis(5);
 /// Maximum time for which the host waits until kernels end, after it has requested them to end.
 const GRACE: Duration = Duration::from_secs(5);
-/// Maximum time for which the host waits for the notice of a lost PE. The wait begins when a kernel
-/// has failed.
+/// Maximum time for which the host waits to learn that a PE is lost, after a kernel has failed.
 const NOTICE: Duration = Duration::from_millis(1500);
 
 impl Gpu {
@@ -54,7 +53,7 @@ impl Gpu {
             if lost.is_some() || Instant::now() >= deadline {
                 inner.report.abort();
                 if !wait(stream, deadline_after(GRACE))? {
-                    *inner.failed() = Some(format!("{CALL}: the work of a stream did not complete in time"));
+                    *inner.failed() = Some(format!("{CALL}: a stream did not complete after an abort was requested"));
                     return Err(match lost {
                         Some((pe, cause)) => CudaError::PeLost { call: CALL, pe, cause, report: inner.report.failure() },
                         None => CudaError::Stuck { call: CALL, waited: start.elapsed() },
@@ -67,15 +66,16 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the PE whose loss caused the other losses, and the cause of its loss. This is the
-    /// first lost PE, unless that PE gave up because of another lost PE. Returns `None` if no PE is
+    /// Returns the PE whose loss caused the other losses, and the cause of its loss. If the first
+    /// lost PE gave up because of another lost PE, returns the other PE. Returns `None` if no PE is
     /// lost.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
 
-    /// Fails if a kernel has reported a failure. The caller calls this function when work has
-    /// ended.
+    /// Fails if a kernel has reported a failure, and stores this error as the failure of the GPU.
+    /// If a lost PE may have caused the failure, the error is [`CudaError::PeLost`]. Called when
+    /// work has ended.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_that_caused(&failure) {
@@ -103,10 +103,10 @@ impl Inner {
     }
 }
 
-/// Returns the loss that caused the other losses. The search starts at the first loss in the list.
-/// If a PE gave up because another PE in the list was missing, the search continues with the loss
-/// of the missing PE. If the search ends at a PE that gave up, `me` is removed from the missing PEs
-/// of its loss, because `me` is late but not lost.
+/// Returns the loss that caused the other losses. Starts at the first loss in the list. While the
+/// PE of the current loss gave up because of a missing PE in the list, continues with the loss of
+/// the missing PE. If the PE of the result gave up, the result does not list `me` as missing,
+/// because `me` is late but not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {
@@ -127,7 +127,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn first_loss_is_the_loss_that_caused_the_other_losses() {
+    fn root_cause_of_the_failures_of_several_pes_is_found() {
         let [a, b, c, me] = [0, 1, 2, 3].map(Pe::new);
         let gave_up = |missing: &[Pe]| Loss::GaveUp { missing: missing.to_vec() };
         assert_eq!(first_loss(&[], me), None);

@@ -190,8 +190,8 @@ fn pes_elsewhere(gpu: &Gpu) -> impl Iterator<Item = Pe> + '_ {
     (0..gpu.n_pes()).map(Pe::new).filter(move |pe| hosts.of(*pe) != here)
 }
 
-/// Creates one communicator for each PE on another host. Each communicator connects this PE with
-/// one of these PEs. All PEs create the communicators in ascending order of the pairs of PEs.
+/// Creates a communicator between this PE and each PE on another host. All PEs create the
+/// communicators in ascending order of the pairs of PEs.
 fn pairs(gpu: &Gpu, library: Nccl, label: &str) -> Result<Vec<Link>, NcclError> {
     let (me, rendezvous) = (gpu.pe(), gpu.rendezvous());
     // All PEs create communicators in the same order of pairs: the order of the first PE `a` of a

@@ -1,4 +1,5 @@
-//! Issues NCCL's call for each collective. The element type of a call is known only at run time.
+//! Issues NCCL's call for each collective, for operands whose element type is known only at run
+//! time.
 
 use std::sync::Arc;
 
@@ -55,11 +56,13 @@ impl Call {
                 DType::BF16 => self.reducing::<bf16>(communicator, stream, keep),
                 DType::F32 => self.reducing::<f32>(communicator, stream, keep),
                 DType::F64 => self.reducing::<f64>(communicator, stream, keep),
-                other => unreachable!("peerweave-cuda bug: the route table chose NCCL for a reduction of {other}"),
+                other => unreachable!("peerweave-cuda bug: the route table chose NCCL, which does not reduce {other}"),
             }
         }
     }
 
+    /// Issues a collective that reduces elements of type `T`.
+    ///
     /// # Safety
     /// As for [`issue`](Self::issue).
     unsafe fn reducing<T: Element>(&self, c: &Communicator, s: &Arc<CudaStream>, keep: Option<Keep>) -> Result<(), NcclError> {
@@ -74,7 +77,7 @@ impl Call {
             CollectiveKind::Reduce if send == recv => c.reduce_in_place(s, &mut raw(recv, count), op, root),
             CollectiveKind::Reduce => c.reduce(s, &raw(send, count), Some(&mut raw(recv, count)), op, root),
             CollectiveKind::ReduceScatter => c.reduce_scatter(s, &raw(send, count * c.n_ranks()), &mut raw(recv, count), op),
-            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}", other.name()),
+            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}, which has no NCCL call", other.name()),
         }
     }
 
@@ -100,7 +103,7 @@ impl Call {
             CollectiveKind::Scatter if !is_root => c.scatter(s, None, &mut raw(recv, bytes), root),
             CollectiveKind::Scatter if recv == send + own => c.scatter_in_place(s, &mut raw(send, all), root),
             CollectiveKind::Scatter => c.scatter(s, Some(&raw(send, all)), &mut raw(recv, bytes), root),
-            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}", other.name()),
+            other => unreachable!("peerweave-cuda bug: the route table chose NCCL for {}, which has no NCCL call", other.name()),
         }
     }
 }

@@ -28,19 +28,19 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::route::{Libraries, Unfit};
 
-/// Interval at which a thread checks for lost PEs. The check is needed because some work has no
-/// thread that waits for it.
+/// Interval at which the thread of [`Watched`] checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between the deadline and the abort of NCCL's late work. A wait that reaches its deadline
-/// can name the missing PEs only before the abort.
+/// Time between the deadline of NCCL's work and its abort. A wait that has reached its deadline
+/// needs this time, because it can name the missing PEs only before the abort.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time that `peerweave-nccl` needs after the deadline if NCCL has not created a
-/// communicator by then. In this time, `peerweave-nccl` asks the rendezvous which PEs are lost, and
-/// returns an error. A communicator that NCCL creates after the deadline is aborted.
+/// Maximum time after the deadline until the creation of an NCCL communicator fails. In this time,
+/// `peerweave-nccl` asks the rendezvous which PEs are lost. If NCCL creates the communicator after
+/// the deadline, `peerweave-nccl` aborts it.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
-/// The communicators of NCCL that one PE uses, or the reason why it does not use NCCL. The choice
-/// is the same on all PEs.
+/// The NCCL communicators of one PE: `communicator` for collectives, and `between` for messages.
+/// `unavailable` is the reason why `communicator` is `None`. Either all PEs have a `communicator`
+/// or none.
 pub(crate) struct Entry {
     communicator: Option<Communicator>,
     is_enabled: bool,
@@ -51,9 +51,9 @@ pub(crate) struct Entry {
 }
 
 impl Entry {
-    /// Sets up NCCL for collectives if `is_enabled` is true, and for messages if the job has
-    /// several hosts. All PEs must pass the same `is_enabled`. If NCCL is missing or fails on any
-    /// PE, no PE uses it.
+    /// Sets up NCCL for collectives if `is_enabled` is true and the job has one host, and for
+    /// messages if the job has several hosts. All PEs must pass the same `is_enabled`. If NCCL is
+    /// missing or fails on any PE, no PE uses it.
     ///
     /// # Collective
     /// All PEs of the GPU's rendezvous.
@@ -165,7 +165,8 @@ impl Entry {
     /// Ends all communicators. Finalizes them if there was no failure, and otherwise aborts them.
     ///
     /// # Collective
-    /// All PEs must call this function. After a failure, a PE can call it alone, with `has_failed`.
+    /// All PEs must call this function. After a failure, a PE may call it alone if `has_failed` is
+    /// true: the PE then does not wait for other PEs.
     ///
     /// # Errors
     /// Errors of [`Communicator::finalize`].
@@ -201,25 +202,25 @@ fn communicator_of_all(gpu: &Gpu, library: Nccl) -> Result<Communicator, NcclErr
     Communicator::builder().nccl(library).deadline(gpu.deadline()).from_rendezvous(gpu.context(), gpu.rendezvous())
 }
 
-/// Exchanges among all PEs whether a step has failed. Returns the failure of the first PE on which
-/// the step has failed, in the order of PE numbers. Returns `None` if the step has failed on no PE.
-/// The result is the same on all PEs.
+/// Exchanges among all PEs whether a step has failed. `failed` is the failure on this PE. Of the
+/// PEs on which the step has failed, returns the failure on the PE with the lowest number. Returns
+/// `None` if the step has failed on no PE. The result is the same on all PEs.
 fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: Duration) -> Result<Option<String>, CudaError> {
     let all = rendezvous.exchange_within(label, failed.unwrap_or_default().as_bytes(), within)?;
     let first = all.iter().enumerate().find(|(_, text)| !text.is_empty());
     Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
 }
 
-/// Returns the time limit of [`agreed`]. The limit is longer than the deadline. Reason: if a step
-/// fails at once on this PE, this PE calls `agreed` at once. Another PE may first wait in NCCL
-/// until the deadline.
+/// Returns the time limit of [`agreed`], which is longer than the deadline. If a step fails at once
+/// on this PE, this PE calls `agreed` while other PEs may wait in NCCL until the deadline.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }
 
-/// A thread that aborts a communicator when a PE has died. The thread ignores PEs that have left or
-/// given up. The thread is needed for NCCL calls in graphs: when a graph is replayed, neither a
-/// ticket nor a watchdog waits for its NCCL calls.
+/// The token of a thread that aborts a communicator when a PE has died. The thread ends soon after
+/// the token is dropped. The thread ignores PEs that have left or given up. NCCL calls in graphs
+/// need this thread: when a graph is replayed, neither a ticket nor a watchdog waits for its NCCL
+/// calls.
 struct Watched(Mutex<Option<Arc<()>>>);
 
 impl Watched {

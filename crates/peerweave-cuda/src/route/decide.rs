@@ -48,8 +48,8 @@ pub(super) const ROUTED: [CollectiveKind; 8] = [
     CollectiveKind::Scatter,
 ];
 
-/// Returns the operation that has the name `name`. Returns `None` if no library can carry out an
-/// operation with this name. The name comes from a row of a route table that chooses a library.
+/// Returns the operation that is called `name` in a route-table row for a library. Returns `None`
+/// if no library can carry out an operation with this name.
 pub(super) fn library_kind(name: &str) -> Option<CollectiveKind> {
     ROUTED.into_iter().find(|kind| kind.name() == name)
 }
@@ -133,6 +133,8 @@ pub(crate) enum Because {
     Threshold(usize, u64),
     /// The size of the team's staging memory determined the choice.
     Staging,
+    /// The length of a part determined the choice: it is not a multiple of 16 bytes.
+    PartialLines,
     /// The choice comes from a route-table row for a library. The field is the index of the row.
     Library(usize),
     /// The caller chose the method.
@@ -150,8 +152,12 @@ pub(crate) enum Unfit {
     Team,
     /// NCCL's result could have other bits than the result of Peerweave's kernels.
     Bits,
-    /// The method does not support the length of the call, or the staging memory is too small.
+    /// The call needs more staging memory than the team has.
     NoRoom,
+    /// The route table has no row for the method and the number of ranks.
+    NoRow,
+    /// The length of a part is not a multiple of 16 bytes.
+    PartialLines,
 }
 
 /// For each library, `Ok` if a team can use the library, or the reason why the team cannot use it.
@@ -168,8 +174,8 @@ pub(crate) struct Decision {
     /// carries out the call.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
-    /// Set if a requested method cannot be used; `None` otherwise. The first value tells who
-    /// requested the method: a row of the route table, or the caller. The second value is the
+    /// The request for a method that cannot be used; `None` if there is none. The first value is
+    /// the source of the request: a row of the route table, or the caller. The second value is the
     /// reason why the method cannot be used.
     pub(crate) refused: Option<(Because, Unfit)>,
 }
@@ -199,8 +205,8 @@ impl Routes {
     }
 
     /// Returns the method by which Peerweave's kernels would carry out a call, and the reason for
-    /// this method. If a different method was requested but cannot be used, also returns who
-    /// requested that method, and why it cannot be used.
+    /// this method. The third value is `Some` if a method was requested that cannot be used (see
+    /// [`Decision::refused`]).
     fn own(&self, query: &Query, limits: &Limits) -> (OwnPath, Because, Option<(Because, Unfit)>) {
         use CollectiveKind::{
             AllGather, AllGatherV, AllReduce, AllReduceRmsNorm, AllToAll, AllToAllV, Barrier, Broadcast, Gather, GatherV, Reduce,
@@ -247,11 +253,14 @@ impl Routes {
         {
             match self.table.own_row(bytes, limits, Some(algorithm)) {
                 Some(row) => return (RouteTable::route(row, bytes, limits), Because::Forced(method), None),
-                None => refused = Some((Because::Forced(method), Unfit::NoRoom)),
+                None => {
+                    let unfit = if self.table.has_row(algorithm, limits.ranks) { Unfit::NoRoom } else { Unfit::NoRow };
+                    refused = Some((Because::Forced(method), unfit));
+                }
             }
         }
         let row = self.table.own_row(bytes, limits, None);
-        let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: the table {} has no row for {limits:?}", self.table.name()));
+        let row = row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no all_reduce row for {limits:?}", self.table.name()));
         (RouteTable::route(row, bytes, limits), Because::Row(*row), refused)
     }
 
@@ -270,17 +279,18 @@ impl Routes {
         let is_whole = bytes.is_multiple_of(LINE_BYTES as u64);
         let is_short = banks_hold_parts(bytes, limits);
         let size = dtype.size_bytes() as u64;
+        let because = if is_short || is_whole { Because::Staging } else { Because::PartialLines };
         let (by_ring, because, refused) = match self.forced.get(CollectiveKind::ReduceScatter) {
             Some(Method::Chunked) if is_whole => (true, Because::Forced(Method::Chunked), None),
-            Some(Method::Chunked) => (false, Because::Staging, Some((Because::Forced(Method::Chunked), Unfit::NoRoom))),
+            Some(Method::Chunked) => (false, because, Some((Because::Forced(Method::Chunked), Unfit::PartialLines))),
             Some(Method::Lines) => (false, Because::Forced(Method::Lines), None),
-            _ => (!is_short && is_whole, Because::Staging, None),
+            _ => (!is_short && is_whole, because, None),
         };
         if by_ring {
             let all = bytes.saturating_mul(limits.ranks.into());
             let row = self.table.own_row(all, limits, Some(Algorithm::Chunked));
             let row =
-                row.unwrap_or_else(|| panic!("peerweave-cuda bug: the table {} has no ring for {limits:?}", self.table.name()));
+                row.unwrap_or_else(|| panic!("peerweave-cuda bug: {} has no chunked row for {limits:?}", self.table.name()));
             return (OwnPath::Reduction(RouteTable::route(row, all, limits)), because, refused);
         }
         let launches = bytes.div_ceil((most_part_bytes(limits) / size * size).max(size)).max(1);
@@ -329,8 +339,8 @@ impl Routes {
     }
 }
 
-/// Returns the maximum length of a part, in bytes. Each bank must have room for one part of every
-/// rank.
+/// Returns the maximum length of a part in bytes: a multiple of 16 bytes with which one part of
+/// every rank fits into a bank.
 pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
     use peerweave_collectives::LINE_BYTES;
     limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
@@ -389,7 +399,7 @@ mod tests {
     }
 
     #[test]
-    fn every_all_reduce_size_has_a_route_within_the_limits() {
+    fn every_all_reduce_size_has_a_valid_algorithm_and_launch_shape() {
         let routes = routes();
         for ranks in 2..=8 {
             for shift in 0..34 {
@@ -424,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn max_blocks_limits_the_blocks_of_every_route() {
+    fn route_has_at_most_max_blocks_or_the_two_of_a_ring() {
         let routes = routes();
         for max_blocks in [1, 4, 32] {
             let limits = Limits { max_blocks, ..limits(4) };
@@ -502,7 +512,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_method_is_used_if_the_staging_memory_has_room() {
+    fn forced_method_is_used_if_the_data_fits_in_staging_memory() {
         let routes = routes();
         let kind = CollectiveKind::AllReduce;
         let decide = |bytes| routes.decide(&Query::new(kind, DType::U8, bytes), &limits(4), &BOTH);
@@ -531,6 +541,33 @@ mod tests {
             let decision = routes.decide(&Query::new(kind, DType::U8, 64 * MIB), &limits(4), &NONE);
             assert!(matches!((decision.own, decision.refused), (OwnPath::Messages(_), Some((_, Unfit::NoRoom)))), "{decision:?}");
         }
+    }
+
+    #[test]
+    fn reduce_scatter_of_partial_lines_is_explained_by_the_length() {
+        let routes = routes();
+        let kind = CollectiveKind::ReduceScatter;
+        let decide = |bytes| {
+            let decision = routes.decide(&Query::new(kind, DType::U8, bytes), &limits(4), &NONE);
+            assert!(matches!(decision.own, OwnPath::Lines { .. }), "{decision:?}");
+            (decision.because, decision.refused)
+        };
+        assert_eq!(decide(1000), (Because::Staging, None), "the parts fit into a staging buffer");
+        assert_eq!(decide(64 * MIB + 8), (Because::PartialLines, None));
+        let forced = Because::Forced(Method::Chunked);
+        routes.forced.set(kind, Some(Method::Chunked));
+        assert_eq!(decide(1000), (Because::Staging, Some((forced, Unfit::PartialLines))));
+        assert_eq!(decide(64 * MIB + 8), (Because::PartialLines, Some((forced, Unfit::PartialLines))));
+    }
+
+    #[test]
+    fn forced_method_without_a_row_is_explained_by_the_table() {
+        let text = RouteTable::builtin("sm_90").to_string();
+        let chunked: Vec<&str> = text.lines().filter(|line| !line.starts_with("own") || line.contains("chunked")).collect();
+        let routes = Routes::new(RouteTable::parse("a table", &chunked.join("\n")).expect("the table is valid"));
+        let query = Query::new(CollectiveKind::AllReduce, DType::U8, 16);
+        routes.forced.set(query.kind, Some(Method::OneShot));
+        assert_eq!(routes.decide(&query, &limits(4), &NONE).refused, Some((Because::Forced(Method::OneShot), Unfit::NoRow)));
     }
 
     #[test]

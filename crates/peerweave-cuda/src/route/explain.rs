@@ -95,7 +95,8 @@ impl Routes {
             Because::Threshold(at, value) => {
                 format!("the line \"threshold {} {}\" of {name} applies", Thresholds::NAMES[at], Bytes(value))
             }
-            Because::Staging => format!("the banks of the team have {} bytes", Bytes(limits.bank_bytes)),
+            Because::Staging => format!("each staging buffer of the team has {} bytes", Bytes(limits.bank_bytes)),
+            Because::PartialLines => "the length of a part is not a multiple of 16 bytes".to_owned(),
             Because::Library(at) => format!("the row \"{}\" of {name} applies", self.table.libraries[at]),
             Because::Forced(method) => format!("the caller chose {method}"),
         }
@@ -115,12 +116,14 @@ impl Routes {
             Unfit::Unavailable => format!("NCCL cannot be used: {unavailable}"),
             Unfit::Team => "NCCL has a communicator only for the team of all PEs".to_owned(),
             Unfit::Bits => "the bits of NCCL's result could differ from those of Peerweave's kernels".to_owned(),
-            Unfit::NoRoom => "this method does not support the length of the call, or the staging memory is too small".to_owned(),
+            Unfit::NoRoom => "the call needs more staging memory than the team has".to_owned(),
+            Unfit::NoRow => format!("{} has no row for this method and this number of ranks", self.table.name()),
+            Unfit::PartialLines => "the length of a part is not a multiple of 16 bytes".to_owned(),
         }
     }
 }
 
-/// Returns a description of a method of Peerweave's kernels, and the method's route.
+/// Returns the description of the method `own`, and its route if it has one.
 fn path(own: OwnPath) -> (String, Option<Route>) {
     let shape = |route: Route| {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });
@@ -131,7 +134,7 @@ fn path(own: OwnPath) -> (String, Option<Route>) {
         OwnPath::Copy => return ("a copy".to_owned(), None),
         OwnPath::Barrier => return ("Peerweave's barrier kernel".to_owned(), None),
         OwnPath::Norm => {
-            return ("Peerweave's kernel with RMSNorm; the number of rows determines the launch shape".to_owned(), None);
+            return ("Peerweave's fused RMSNorm kernel; the number of rows determines the launch shape".to_owned(), None);
         }
         OwnPath::Unsupported => return ("not supported".to_owned(), None),
         OwnPath::Reduction(route) => format!("Peerweave's kernel, algorithm {}, {}", name_of(route.algorithm), shape(route)),

@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn printed_forced_methods_parse_to_the_same_choices() {
+    fn text_of_forced_methods_parses_back_to_the_same_methods() {
         let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
         assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Method::Chunked));
         assert_eq!(forced.get(CollectiveKind::Scatter), Some(Method::Own));
@@ -205,7 +205,7 @@ mod tests {
     }
 
     #[test]
-    fn error_quotes_an_invalid_method_setting() {
+    fn parse_error_of_a_method_choice_quotes_the_invalid_text() {
         for (text, expected) in [
             ("all_reduce", "has no ="),
             ("all_reduce=fast", "expected one of own, one_shot"),

@@ -185,7 +185,7 @@ fn library_row(library: Provider, words: &[&str]) -> Result<LibraryRow, String> 
         return Err(format!("{found:?} is invalid after \"{name}\", expected \"OPERATION RANKS FROM UP-TO\""));
     };
     let kind =
-        library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation for which a row may choose NCCL"))?;
+        library_kind(operation).ok_or_else(|| format!("{operation:?} is not an operation that a row can assign to NCCL"))?;
     let bytes = (bytes(from)?, bytes(up_to)?);
     if bytes.0 > bytes.1 {
         return Err(format!("the sizes {from} to {up_to} are reversed, expected the smaller size first"));
@@ -227,7 +227,7 @@ mod tests {
             ("1-2 8K one_shot", "1-2 8K three_shot", 6, "\"three_shot\" is not an algorithm"),
             ("4x128", "4x100", 6, "\"4x100\" is not a shape"),
             ("4x128", "4x1024", 6, "\"4x1024\" is not a shape"),
-            ("1-2 8K", "1-2 1G", 24, "not in ascending order of size"),
+            ("1-2 8K", "1-2 1G", 24, "not in ascending order of UP-TO"),
             ("1-2 rest chunked", "1-2 rest two_shot", 24, "is not \"rest chunked\""),
             ("nccl reduce", "nccl barrier", 23, "\"barrier\" is not an operation"),
             ("nccl reduce 2 48M rest", "nccl reduce 2 48M 1M", 23, "are reversed"),

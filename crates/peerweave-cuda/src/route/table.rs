@@ -42,7 +42,7 @@ pub(super) struct Thresholds {
     /// calls send their parts as messages, and so do calls whose parts do not fit into a bank (a
     /// buffer in which a rank receives data). The size is the total size of all parts.
     pub(super) parts_by_lines_up_to: u64,
-    /// Minimum size of a scattered broadcast. In it, the root sends a different part to each rank,
+    /// Minimum size of a broadcast that is scattered: the root sends a different part to each rank,
     /// and each rank sends its part to the other ranks. A broadcast in a team of two ranks is never
     /// scattered.
     pub(super) broadcast_scattered_from: u64,
@@ -129,6 +129,12 @@ impl RouteTable {
         rows().find(|row| bytes <= row.up_to && fits(row)).or_else(|| rows().next_back().filter(|row| fits(row)))
     }
 
+    /// Returns whether a row for Peerweave's kernels has the algorithm `algorithm` and is for
+    /// `ranks` ranks.
+    pub(super) fn has_row(&self, algorithm: Algorithm, ranks: u32) -> bool {
+        self.own.iter().any(|row| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks))
+    }
+
     /// Returns the route that a row gives for a reduction of `bytes` bytes. A short reduction gets
     /// fewer blocks and threads than the row states.
     pub(super) fn route(row: &OwnRow, bytes: u64, limits: &Limits) -> Route {
@@ -151,18 +157,18 @@ impl RouteTable {
         })
     }
 
-    /// Checks that the rows for each number of ranks are in ascending order of size, and that the
-    /// last row is valid for every larger call. If this is not so, fails with a description of the
-    /// first fault.
+    /// Checks the rows for Peerweave's kernels. For each number of ranks, there must be rows in
+    /// ascending order of size. The last of them must be valid for every larger call, and must have
+    /// the algorithm `chunked`. Fails with a description of the first fault.
     pub(super) fn check(&self) -> Result<(), String> {
         for ranks in 1..=MAX_RANKS as u32 {
             let rows: Vec<&OwnRow> = self.own.iter().filter(|row| (row.ranks.0..=row.ranks.1).contains(&ranks)).collect();
-            let Some(last) = rows.last() else { return Err(format!("there is no row of all_reduce for a team of size {ranks}")) };
+            let Some(last) = rows.last() else { return Err(format!("no \"own all_reduce\" row for teams of size {ranks}")) };
             if last.up_to != u64::MAX || last.algorithm != Algorithm::Chunked {
-                return Err(format!("the last row of all_reduce for teams of size {ranks} is not \"rest chunked\""));
+                return Err(format!("the last \"own all_reduce\" row for teams of size {ranks} is not \"rest chunked\""));
             }
             if !rows.is_sorted_by_key(|row| row.up_to) {
-                return Err(format!("the rows of all_reduce for teams of size {ranks} are not in ascending order of size"));
+                return Err(format!("the \"own all_reduce\" rows for teams of size {ranks} are not in ascending order of UP-TO"));
             }
         }
         Ok(())

@@ -265,7 +265,7 @@ mod tests {
     }
 
     #[test]
-    fn tuned_table_uses_16_byte_lines_where_messages_are_slower() {
+    fn tuned_table_uses_16_byte_lines_if_messages_are_slower() {
         let mut all = Vec::new();
         for (kind, factor) in [(CollectiveKind::AllGather, 1.0), (CollectiveKind::AllToAll, 0.8)] {
             for (size, lines, messages) in [(MIB, 4.0, 6.0), (4 * MIB, 9.0, 10.0), (16 * MIB, 40.0, 30.0)] {

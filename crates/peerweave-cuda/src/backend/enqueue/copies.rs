@@ -7,9 +7,9 @@ use super::Enqueue;
 use crate::backend::error::driver;
 
 impl Enqueue<'_> {
-    /// Calls the closure `enqueue`, and converts its errors. The closure enqueues work on the
-    /// operation's stream by a function of the CUDA driver. `name` is the name of this function,
-    /// for errors. The context of the stream must be current.
+    /// Calls `enqueue`, and converts its errors. `enqueue` calls the CUDA driver function `name` to
+    /// enqueue work on the operation's stream. `name` is used only in errors. The context of the
+    /// stream must be current.
     pub(crate) fn drive(
         &self,
         name: &'static str,

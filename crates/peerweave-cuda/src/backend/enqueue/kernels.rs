@@ -14,14 +14,14 @@ use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
 impl Enqueue<'_> {
-    /// Launches a kernel with one thread. The function `of` selects the kernel from [`Kernels`].
+    /// Enqueues the kernel that `of` selects from [`Kernels`], with one thread.
     pub(crate) fn kernel<A: KernelArgs>(&mut self, of: impl Fn(&Kernels) -> &LoadedKernel, arguments: A) -> Result<(), Error> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Launches a kernel. The function `of` selects the kernel from [`Kernels`]. This function does
-    /// not keep the symmetric memory of the arguments alive. The caller of the operation does so,
-    /// or the graph that has captured the operation.
+    /// Enqueues the kernel that `of` selects from [`Kernels`]. Does not keep alive the symmetric
+    /// memory to which `arguments` refer: the caller of `ops::enqueue`, or the graph that captures
+    /// the operation, does so.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,
@@ -51,8 +51,9 @@ impl Enqueue<'_> {
         keep
     }
 
-    /// Converts the result of enqueuing a collective. After a success, returns where the outcome of
-    /// the collective will be found. After a failure, returns the error of the portable API.
+    /// Converts `enqueued`, the result of enqueuing the kernel of a collective. Returns
+    /// [`Source::Kernel`] if the kernel was enqueued, and otherwise the error of the portable API.
+    /// This error is [`Error::Poisoned`] if this PE has recorded a failure.
     pub(crate) fn enqueued(&self, team: &TeamOf, enqueued: Result<(), CudaError>) -> Result<Source, Error> {
         match enqueued {
             Ok(()) => Ok(Source::Kernel),

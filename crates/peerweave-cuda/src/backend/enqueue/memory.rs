@@ -12,9 +12,9 @@ use crate::backend::error::{driver, unsupported};
 use crate::backend::resources::{Copier, Pinned, Slot, Staged, class_of};
 
 impl Enqueue<'_> {
-    /// During a capture, makes the graph keep a range of symmetric memory allocated. Does nothing
-    /// outside of a capture: each stream keeps the heap alive, and symmetric memory is released
-    /// only after the work of every stream.
+    /// Records that the operation uses a range of symmetric memory. During a capture, the graph
+    /// then keeps this memory allocated. Outside of a capture, no record is needed: each stream
+    /// keeps the heap alive, and a release of symmetric memory waits for the work of all streams.
     pub(crate) fn note(&mut self, at: SymOffset, bytes: usize) {
         if self.capturing
             && let Some(block) = self.gpu.0.allocation(at, bytes as u64)
@@ -100,10 +100,10 @@ impl Enqueue<'_> {
         Ok((staged.address(), Some(staged)))
     }
 
-    /// Arranges that a result is copied from pinned memory to the caller's memory. The work that
-    /// writes the result must already be enqueued. With [`Copier::Stream`], this function enqueues
-    /// the copy. With [`Copier::Caller`], the calling thread copies after the operation has ended,
-    /// so this function only adds the pinned memory to `results`.
+    /// Schedules the copy of a result from the pinned memory `staged` to the caller's memory. The
+    /// caller must already have enqueued the work that writes the result. With [`Copier::Stream`],
+    /// enqueues the copy. With [`Copier::Caller`], adds `staged` to `results`, and the calling
+    /// thread copies after the operation has ended.
     pub(crate) fn written(&mut self, staged: Option<Staged>) -> Result<(), Error> {
         match (staged, self.copier) {
             (None, _) => {}

@@ -1,5 +1,5 @@
-//! Enqueues the parts of one operation on a CUDA stream: memory, copies and kernels. Also
-//! determines where the outcome of the operation is stored.
+//! Enqueues the copies and kernels of one operation on a CUDA stream, and provides the memory that
+//! they use. Also determines where the outcome of the operation is stored.
 //!
 //! Invariant: the resources that the stream's work uses stay alive until the stream has completed
 //! the work. For each resource, either its use is recorded with the stream, or the caller of
@@ -28,8 +28,9 @@ pub(crate) struct Enqueue<'a> {
     pub(crate) call: &'static str,
     pub(crate) copier: Copier,
     pub(crate) capturing: bool,
-    /// Handles of the memory that the enqueued work uses and that the portable API does not keep
-    /// alive.
+    /// Handles that are held until the enqueued work has ended: handles of temporary memory, of
+    /// outcomes and of the caller's reduction function. During a capture, also handles of symmetric
+    /// memory.
     pub(crate) keep: Few<Keep>,
     /// Pinned memory that replaces the caller's memory in the enqueued work.
     pub(crate) staged: Few<Staged>,
@@ -41,7 +42,8 @@ pub(crate) struct Enqueue<'a> {
 }
 
 impl<'a> Enqueue<'a> {
-    /// Prepares an operation on a stream whose context is current.
+    /// Creates the state of an operation that is to be enqueued on `stream`. The context of
+    /// `stream` must be current.
     pub(crate) fn new(
         state: &'a State,
         gpu: &'a Live,

@@ -52,16 +52,15 @@ pub(crate) enum Source {
     Wait(Slot, Wait),
 }
 
-/// The properties of a wait for words in symmetric memory. They are needed to read the outcome of
-/// the wait.
+/// The parameters of a wait for words in symmetric memory that [`Source::read`] needs.
 #[derive(Debug)]
 pub(crate) struct Wait {
     pub(crate) until: Until,
     /// Number of words for which the operation waits.
     pub(crate) count: usize,
-    /// A description of the awaited word, for the error of a timeout. `None` unless the operation
-    /// waits for exactly one word. The field `found` of the description is unused, because the
-    /// error gets the value that the kernel reports.
+    /// The awaited word, for the timeout error; `None` unless the operation waits for exactly one
+    /// word. The field `found` is a placeholder: the error contains the value that the kernel
+    /// reports.
     pub(crate) word: Option<AwaitedWord>,
 }
 

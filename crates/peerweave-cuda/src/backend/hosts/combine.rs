@@ -67,9 +67,9 @@ impl<'a> Enqueue<'a> {
         Ok(slot.get_or_init(|| loaded))
     }
 
-    /// Enqueues the kernel that reduces `count` elements of each operand, and writes the result to
-    /// `to`. For [`ReduceOp::PreMulSum`], the kernel multiplies every operand by `scalar`. For
-    /// [`ReduceOp::Avg`], it divides the sum by `ranks`.
+    /// Enqueues a kernel that reduces the operands element by element, and writes the `count`
+    /// results to address `to`. For [`ReduceOp::PreMulSum`], the kernel multiplies every operand by
+    /// `scalar`. For [`ReduceOp::Avg`], the kernel divides the sum by `ranks`.
     pub(super) fn combine(
         &mut self,
         Reduction { dtype, op }: Reduction,

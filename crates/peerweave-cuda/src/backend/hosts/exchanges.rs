@@ -41,10 +41,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues a collective that moves parts of `op.count` elements among the ranks of a team on
-    /// several hosts. `from` is the device address of this rank's operand, and `to` is the device
-    /// address of this rank's result. A rank without an operand does not use `from`, and a rank
-    /// without a result does not use `to`.
+    /// Enqueues a collective without a reduction for a team on several hosts. Each part has
+    /// `op.count` elements. `from` and `to` are the device addresses of this rank's operand and
+    /// result. `from` is ignored on a rank without an operand, and `to` on a rank without a result.
     pub(crate) fn exchange_between(
         &mut self,
         team: &TeamOf,

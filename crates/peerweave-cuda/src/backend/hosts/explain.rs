@@ -1,5 +1,5 @@
-//! Describes how this backend carries out the collectives of teams on several hosts, in texts for
-//! explanations and in the capabilities of the backend.
+//! Explains how this backend carries out the collectives of teams on several hosts. Also adjusts
+//! the capabilities of the backend for such teams.
 
 use peerweave_core::backend::{AccumulatorType, CollectiveKind, ReductionCaps, ReductionOrder};
 
@@ -29,7 +29,7 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
             "Peerweave's kernels within hosts and NCCL messages between hosts gather all operands; every rank combines them"
         }
         AllReduce => {
-            "each rank combines one part of the operands and sends the result to all ranks, by Peerweave's kernels within hosts and by NCCL between hosts"
+            "each rank combines one part of the operands and sends the combined part to all ranks; Peerweave's kernels transfer data within hosts, and NCCL between hosts"
         }
         kind if kind.reduces() => {
             "Peerweave's kernels within hosts and NCCL messages between hosts move the operands to the ranks that combine them"
@@ -38,9 +38,9 @@ pub(crate) fn how(span: &Span, query: &Query) -> &'static str {
     }
 }
 
-/// Changes the capabilities for a job on several hosts. Float reductions that first combine the
-/// operands within each host have an unspecified order of operands, and round partial results to
-/// the element type.
+/// Adjusts `reductions` for a job on several hosts. Float all-reduces, reduces and reduce-scatters
+/// may first combine the operands within each host. So the order of operands is unspecified, and
+/// partial results are rounded to the element type.
 pub(crate) fn describe(reductions: &mut [ReductionCaps]) {
     use CollectiveKind::{AllReduce, Reduce, ReduceScatter};
     let is_by_host = |caps: &ReductionCaps| matches!(caps.kind, AllReduce | Reduce | ReduceScatter) && !caps.dtype.is_integer();

@@ -14,7 +14,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// The reason that errors give if the team members on this host have no collective kernels.
+/// The text of the [`Error::Unsupported`] for a team that has no kernels for the members on this
+/// host.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 
@@ -43,9 +44,9 @@ impl Enqueue<'_> {
     }
 
     /// Enqueues the sends and receives of one call. Messages within the host and messages between
-    /// hosts run at the same time, on two streams. On one stream, two ranks could wait for each
-    /// other if one of them enqueues its messages in several calls. A captured call nevertheless
-    /// uses only one stream.
+    /// hosts run at the same time, on two streams. If all messages shared one stream, two ranks
+    /// could deadlock when one of them enqueues its messages in several calls. A captured call
+    /// nevertheless uses only one stream.
     pub(crate) fn transfers_between(&mut self, team: &TeamOf, span: &Span, messages: &[Message]) -> Result<Source, Error> {
         let is_local = |message: &Message| span.inside_rank(message.peer().index()).is_some();
         let (local, remote): (Vec<Message>, Vec<Message>) = messages.iter().copied().partition(is_local);
@@ -114,7 +115,7 @@ impl Enqueue<'_> {
         self.enqueue_remote(team, self.stream, messages)
     }
 
-    /// Like [`remote_only`](Self::remote_only), but enqueues the messages on `stream`.
+    /// Enqueues messages to and from ranks on other hosts, on `stream`.
     fn enqueue_remote(&self, team: &TeamOf, stream: &Arc<CudaStream>, messages: &[Message]) -> Result<(), Error> {
         let remote = |message: &Message| match *message {
             Message::Send { to, at, bytes } => Remote { pe: team.members[to.index()], is_send: true, at, bytes },

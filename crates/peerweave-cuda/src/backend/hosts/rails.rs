@@ -72,9 +72,10 @@ impl Enqueue<'_> {
         self.combine(reduction, operands, to, count, team.members.len(), 0)
     }
 
-    /// Enqueues a large all_reduce. A rail consists of one rank of each host: the ranks at the same
-    /// position within their hosts. Each rail reduces one part of the data. `rails` is the number
-    /// of rails.
+    /// Enqueues a large all_reduce in three steps: a reduce_scatter within each host, an all_reduce
+    /// on each rail, and an all_gather within each host. A rail consists of the ranks at the same
+    /// position within their hosts. `rails` is the number of rails, and each rail reduces one part
+    /// of the data.
     #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     pub(super) fn all_reduce_by_rails(
         &mut self,

@@ -122,9 +122,9 @@ impl Enqueue<'_> {
         Ok(())
     }
 
-    /// Enqueues an exchange and a reduction. Rank `r` receives the elements `range(r)` of every
-    /// rank's operand. This rank receives its elements at address `gathered`, combines them, and
-    /// writes the result to address `to`.
+    /// Enqueues an exchange and a reduction: each rank `r` receives the elements `range(r)` of
+    /// every rank's operand, and combines them. On this rank, the operand is at address `from`, the
+    /// received elements are stored at `gathered`, and the result at `to`.
     #[expect(clippy::too_many_arguments, reason = "a reduction needs all these arguments")]
     fn reduce_ranges(
         &mut self,
@@ -148,8 +148,9 @@ impl Enqueue<'_> {
         self.combine(reduction, Operands { at: gathered, stride: mine * size, number: n }, to, mine, n, 0)
     }
 
-    /// Enqueues an all_reduce in two steps. First, each rank gets one part of every operand, and
-    /// combines these parts. Then it sends the result to the other ranks.
+    /// Enqueues an all_reduce in two steps. First, rank `r` receives part `r` of every rank's
+    /// operand, and combines these parts. Then each rank sends its combined part to all other
+    /// ranks.
     fn all_reduce_in_parts(
         &mut self,
         team: &TeamOf,

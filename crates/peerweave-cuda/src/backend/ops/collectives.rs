@@ -10,11 +10,11 @@ use crate::backend::hosts;
 use crate::backend::teams::{Span, TeamOf};
 use crate::collective::Collectives;
 
-/// The reason that errors give if a team has no kernels for collectives.
+/// The text of the [`Error::Unsupported`] for a team that has no kernels for collectives.
 pub(crate) const NO_KERNELS: &str =
     "the team has more than 8 members, or the heap has no room for the staging memory of the team";
 
-/// The way in which the members of a team of several ranks communicate.
+/// The transport among the members of a team that has several ranks.
 pub(super) enum Path<'t> {
     /// All members are on one host, so these kernels carry out the call.
     Kernels(&'t Collectives),
@@ -24,7 +24,7 @@ pub(super) enum Path<'t> {
 }
 
 impl Enqueue<'_> {
-    /// Returns the way in which the members of a team of several ranks communicate.
+    /// Returns the transport among the members of a team that has several ranks.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the members cannot communicate.

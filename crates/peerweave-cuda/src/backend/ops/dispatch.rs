@@ -68,10 +68,10 @@ impl Enqueue<'_> {
         }
     }
 
-    /// Calls `write`, which records a call or a message of this PE, so that other ranks can compare
-    /// their calls with it. The caller enqueues the call or the message afterwards, and holds the
-    /// lock `order` of the team. During a capture, this function records nothing, and the calls of
-    /// the team are no longer compared.
+    /// Records a call or a message of this PE with `write`, so that other ranks can compare their
+    /// calls with it. The caller holds the lock `order` of the team until it has enqueued the call
+    /// or the message. During a capture, records nothing, and ends the comparison of the team's
+    /// calls.
     pub(super) fn compared(&self, team: &TeamOf, write: impl FnOnce(&Calls)) {
         match &self.state.calls {
             Some(calls) if team.members.len() > 1 && self.capturing => calls.end(team),

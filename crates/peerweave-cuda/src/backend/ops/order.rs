@@ -9,13 +9,13 @@ use peerweave_driver::{CudaStream, is_capturing, join};
 use crate::backend::error::driver;
 use crate::backend::lock::lock;
 
-/// Makes a stream wait for the team's last collective, send or receive, if that operation was
-/// enqueued on a different stream. So the collectives, sends and receives of a team run one after
-/// the other, in the order in which this PE enqueues them. The caller enqueues the operation while
-/// it holds the returned guard.
+/// Makes `stream` wait for the team's last collective, send or receive, if that operation was
+/// enqueued on another stream. So the collectives, sends and receives of a team run in the order in
+/// which this PE enqueues them. The caller must enqueue the next operation before it drops the
+/// returned guard.
 ///
-/// If one of the two streams is being captured, this function does not order their operations: the
-/// application must order them.
+/// If `stream` or the other stream is being captured, this function does not order their
+/// operations. The application must order them.
 pub(super) fn order<'a>(
     last: &'a Mutex<Option<Arc<CudaStream>>>,
     call: &'static str,

@@ -74,10 +74,10 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Like [`writing`](Self::writing), but for a result whose elements lie at a stride. The bytes
-    /// between the elements must not change. So for a result in memory of the host, the caller's
-    /// bytes are first copied to the pinned memory. After the device has written the elements, all
-    /// of these bytes are copied back.
+    /// Like [`writing`](Self::writing), but for a result of strided elements. The bytes between the
+    /// elements must not change. So if the result is in memory of the host, the caller's bytes are
+    /// first copied to the pinned memory. [`written`](Self::written) later copies all of these
+    /// bytes back.
     fn writing_between(&mut self, place: Place, bytes: usize, stride: usize) -> Result<(u64, Option<Staged>), Error> {
         let before = match place {
             Place::Private(_) if stride > 1 => Some(self.reading(place, bytes)?),

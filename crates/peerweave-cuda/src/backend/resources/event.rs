@@ -24,8 +24,8 @@ unsafe impl Send for Handle {}
 unsafe impl Sync for Handle {}
 
 impl Recorded {
-    /// Creates an event, and records it after the work that is now enqueued in the stream. The
-    /// stream must not be captured. If `timed` is true, the event records times.
+    /// Creates an event, and records it in `stream` after the work that is already enqueued. The
+    /// stream must not be in capture. `timed` enables [`elapsed_since`](Self::elapsed_since).
     pub(crate) fn new(stream: &Arc<CudaStream>, timed: bool) -> Result<Self, DriverError> {
         /// The flag `CU_EVENT_DISABLE_TIMING`. An event with this flag records no time, and
         /// therefore has the lowest cost.
@@ -41,7 +41,7 @@ impl Recorded {
         Ok(recorded)
     }
 
-    /// Records the event again, after the work that is now enqueued in the stream. The context of
+    /// Records the event again, after the work that is already enqueued in `stream`. The context of
     /// the stream must be current. Streams that already wait for the event still wait for its
     /// earlier recording.
     pub(crate) fn again(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {

@@ -44,13 +44,14 @@ impl Kernels {
     }
 }
 
-/// The loaded kernels that combine the operands of teams on several hosts. The index is the element
-/// type.
+/// One kernel for each element type, indexed by [`DType`], that combines operands of a team on
+/// several hosts. A kernel is loaded at its first use.
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
-/// Records that this backend may enqueue work on `stream` at any time. Until that work has ended,
-/// the kernel context with its tables, the failure report and the synchronisation lines of teams
-/// stay allocated. The multicast mapping of the heap also stays until then.
+/// Records that this backend may enqueue kernels on `stream` at any time. The memory that all
+/// kernels use then stays allocated until the work of `stream` has ended: the kernel context with
+/// its tables, the failure report, the synchronisation lines of teams, and the multicast mapping of
+/// the heap.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

@@ -2,9 +2,9 @@
 //! device can access.
 //!
 //! Invariants: **\[G1\]** the device accesses only the pinned memory, never the caller's memory.
-//! **\[G2\]** In a blocking call, only the calling thread accesses the caller's memory. In a queued
-//! call, only a function that runs in stream order accesses the caller's memory, and the queue
-//! keeps this memory allocated.
+//! **\[G2\]** In a blocking call, only the calling thread accesses the caller's memory. In a
+//! stream-ordered call, only host functions that the stream runs access the caller's memory, and
+//! the queue keeps this memory allocated.
 
 use std::ffi::c_void;
 use std::sync::Arc;
@@ -46,9 +46,9 @@ impl Pinned {
 pub(crate) struct Staged(Arc<Pinned>);
 
 impl Staged {
-    /// Creates the handle for one operation, in which the memory `pinned` replaces memory of the
-    /// caller. The caller's memory has `bytes` bytes at the address `at`. The pinned memory has at
-    /// least as many bytes, and no other operation uses it.
+    /// Creates a handle of `pinned`, which replaces the caller's memory in one operation. The
+    /// caller's memory has `bytes` bytes and starts at address `at`. `pinned` has at least `bytes`
+    /// bytes, and no other operation uses `pinned`.
     pub(crate) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
         pinned.caller.store(at, Ordering::Relaxed);
         pinned.bytes.store(bytes, Ordering::Release);
@@ -72,8 +72,8 @@ impl Staged {
         self.0.caller.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of whole 32-bit words in the caller's memory. Also returns the address of
-    /// the first word, or `None` if this address is not aligned.
+    /// Returns the length of the caller's memory in whole 32-bit words, and the address of the
+    /// memory. The address is `None` if it is not aligned for 32-bit words.
     fn words(&self) -> (usize, Option<*mut u32>) {
         let at = self.caller().cast::<u32>();
         (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
@@ -140,12 +140,13 @@ impl Staged {
     /// Until the host function has returned, the caller's memory meets the requirements of
     /// [`Staged::fill`](Self::fill).
     pub(crate) unsafe fn enqueue_fill(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        /// Calls [`Staged::fill`] for the [`Pinned`] to which `data` points. Then drops the handle
-        /// that `data` represents.
+        /// Copies the operand with [`Staged::fill`]. `data` is a raw `Arc<Pinned>`, which this
+        /// function takes over and drops after the copy.
         ///
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory. This memory satisfies the requirements of [`Staged::fill`].
+        /// `data` is from [`Arc::into_raw`], and no other code uses this handle. The caller's
+        /// memory, whose address the [`Pinned`] stores, satisfies the requirements of
+        /// [`Staged::fill`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).fill() };
@@ -161,12 +162,13 @@ impl Staged {
     /// Until the host function has returned, the caller's memory meets the requirements of
     /// [`Staged::empty`](Self::empty).
     pub(crate) unsafe fn enqueue_empty(&self, stream: &Arc<CudaStream>) -> Result<(), DriverError> {
-        /// Calls [`Staged::empty`] for the [`Pinned`] to which `data` points. Then drops the handle
-        /// that `data` represents.
+        /// Copies the result with [`Staged::empty`]. `data` is a raw `Arc<Pinned>`, which this
+        /// function takes over and drops after the copy.
         ///
         /// # Safety
-        /// `data` is from `Arc::into_raw` of a [`Pinned`]. The [`Pinned`] stores the address of
-        /// the caller's memory. This memory satisfies the requirements of [`Staged::empty`].
+        /// `data` is from [`Arc::into_raw`], and no other code uses this handle. The caller's
+        /// memory, whose address the [`Pinned`] stores, satisfies the requirements of
+        /// [`Staged::empty`].
         unsafe extern "C" fn run(data: *mut c_void) {
             // SAFETY: the caller guarantees both properties.
             unsafe { Staged(Arc::from_raw(data.cast::<Pinned>())).empty() };

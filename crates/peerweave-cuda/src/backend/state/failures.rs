@@ -60,8 +60,8 @@ impl State {
         found.map_or(Ok(()), |(pe, mine, theirs)| Err(self.record(mismatch(team.name(), pe, mine, theirs))))
     }
 
-    /// Compares the recorded calls of every team of this PE, as [`compare`](Self::compare) does for
-    /// one team. Returns the first error.
+    /// Compares the recorded calls of this PE with the calls of other ranks, in every team of this
+    /// PE: see [`compare`](Self::compare). Returns the first error.
     pub(crate) fn compare_all(&self) -> Result<(), Error> {
         if self.calls.is_none() {
             return Ok(());
@@ -69,14 +69,15 @@ impl State {
         self.teams.try_each(|team| self.compare(team))
     }
 
-    /// Returns the error of a kernel of the application that has failed, with the reason.
+    /// Returns the error of `call` after a kernel of the application has failed. The error contains
+    /// the reason of the failure.
     pub(crate) fn kernel_failure(&self, call: &'static str, team: TeamName) -> Error {
         self.reported_failure(call, team, |error| portable(call, team, error))
     }
 
-    /// Returns the error of an operation of this backend that has failed, with the reason. If the
-    /// operation waited for one word in symmetric memory, `word` describes that word. The field
-    /// `found` of `word` is ignored.
+    /// Returns the error of `call` after an operation of this backend has failed. The error
+    /// contains the reason of the failure. If the operation waited for one word in symmetric
+    /// memory, `word` describes that word. The field `found` of `word` is ignored.
     pub(crate) fn operation_failure(&self, call: &'static str, team: TeamName, word: Option<AwaitedWord>) -> Error {
         self.reported_failure(call, team, |error| match error {
             CudaError::Kernel { failure, .. } if failure.kind == Some(FailureKind::Deadline) => {
@@ -125,9 +126,8 @@ impl State {
         others.into_iter().find(|pe| calls.survivors(*pe).has_begun()).map(|pe| Pe::new(pe as u32))
     }
 
-    /// Fails if this PE knows that another PE of the job has died. The check asks the rendezvous.
-    /// The outcome of a kernel does not suffice for the check: a kernel that does not wait for the
-    /// dead PE succeeds.
+    /// Fails if this PE knows from the rendezvous that another PE of the job has died. The outcome
+    /// of a kernel does not show this: a kernel that does not wait for the dead PE succeeds.
     pub(crate) fn check_targets(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         // After finalize, no losses are known, so the outcome of an earlier operation does not
         // change.
@@ -136,8 +136,8 @@ impl State {
         died.map_or(Ok(()), |(pe, _)| Err(Error::Peer { call, team, pe, cause: PeerCause::Died }))
     }
 
-    /// Fails if an operation that waits for a change of a word could wait forever. This is the case
-    /// if another PE has died or called `shrink`, or if all other PEs have left the job.
+    /// Fails if a word for which an operation waits may never change. This is the case if another
+    /// PE has died or called `shrink`, or if all other PEs have left the job.
     pub(crate) fn check_signallers(&self, call: &'static str, team: TeamName) -> Result<(), Error> {
         self.check_targets(call, team)?;
         let failed = |pe, cause| Err(Error::Peer { call, team, pe, cause });

@@ -14,7 +14,7 @@ use crate::backend::resources::{self, Pinned, Recorded, Staged, class_of};
 use crate::collective::Message;
 use crate::gpu::Gpu;
 
-/// Two lists that one operation uses: a list of its messages, and a list of the pinned memory for
+/// The lists of one operation: the messages that it sends and receives, and the pinned memory for
 /// its results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
@@ -65,7 +65,8 @@ impl State {
         Ok(lane)
     }
 
-    /// Makes a stream available to later blocking operations. The work in the stream has ended.
+    /// Makes a stream available to later blocking operations. The work in the stream must have
+    /// ended.
     pub(crate) fn give_back(&self, lane: Lane) {
         lock(&self.idle).push(lane);
     }

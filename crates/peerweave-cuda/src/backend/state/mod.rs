@@ -76,7 +76,8 @@ pub(crate) struct Memory {
     /// job has only one PE or runs on several hosts, or if NVSHMEM has allocated the symmetric
     /// heap.
     pub(crate) calls: Option<Calls>,
-    /// Detects that the process of another PE has ended. `None` if the field `calls` is `None`.
+    /// Watches of the processes of other PEs, which show whether a process has ended. `None` if the
+    /// field `calls` is `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -98,16 +99,17 @@ pub(crate) struct State {
     pub(crate) heap_bytes: u64,
     pub(crate) allocations: Mutex<BTreeMap<u64, Symmetric<u8>>>,
     pub(crate) teams: Teams,
-    /// Counter of splits. In a split, all ranks of the parent team set their counters to the same
-    /// value: the largest of these counters, plus 1. This value distinguishes a new team from
-    /// earlier teams with the same team number.
+    /// Counter that distinguishes a new team from earlier teams with the same team number. Each
+    /// split sets the counters of all ranks of the parent team to the same value: their largest old
+    /// value, plus 1. The id of the new team contains this value.
     pub(crate) splits: Mutex<u32>,
-    /// Locked while this PE creates a team from a list of its members.
+    /// Lock that `team_of` holds: this PE creates at most one team from a list of members at a
+    /// time.
     pub(crate) making: Mutex<()>,
     /// For each PE of the job: the records of the collectives that the PE has begun. See
     /// [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// Detects that the process of another PE has ended. See [`Memory::processes`].
+    /// Watches of the processes of other PEs. See [`Memory::processes`].
     pub(crate) processes: Option<Processes>,
     /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,
@@ -195,7 +197,8 @@ impl State {
     /// Waits until no call of another thread uses the GPU. Then takes the GPU out of the state, so
     /// that the caller can end it. A call that uses the GPU holds a clone of [`Live`] until the
     /// call returns, at the latest after its deadline. Returns `None` if calls still use the GPU
-    /// after `within`, or if the GPU was taken before.
+    /// after `within`, or if the GPU was taken before. In every case, the state has no GPU
+    /// afterwards.
     pub(crate) fn take_gpu(&self, within: Duration) -> Option<Gpu> {
         let is_unused = |live: &Live| Arc::strong_count(&live.kernels) == 1;
         let deadline = deadline_after(within);
@@ -235,7 +238,7 @@ impl State {
         match place {
             Place::Symmetric(at) => self.bases[self.me()] + at.0,
             Place::Device { address, .. } => address,
-            Place::Private(_) => panic!("peerweave-cuda bug: memory of the host was not staged"),
+            Place::Private(_) => panic!("peerweave-cuda bug: an operand in host memory was not copied to pinned memory"),
         }
     }
 
@@ -270,9 +273,9 @@ impl State {
         members.iter().copied().filter(|pe| self.hosts.of(*pe) == self.hosts.of(me)).collect()
     }
 
-    /// Creates the collective kernels of a new team. Each 16-byte line of the staging memory
-    /// contains `sentinel` until data arrives in the line. The first member of the team on this
-    /// host has chosen the sentinel.
+    /// Creates the collective kernels of a new team. `sentinel` is the value that each 16-byte line
+    /// of the staging memory holds until data arrives in the line. The first member on this host
+    /// has chosen this value.
     pub(crate) fn kernels_of(
         &self,
         gpu: &Gpu,
@@ -299,7 +302,7 @@ impl State {
     }
 
     /// Records that work on a stream may use any symmetric memory, so that the release of memory
-    /// waits for this work. Used for work that has no ticket.
+    /// waits for this work. Used for operations that no stream of the backend lists as in flight.
     pub(crate) fn note_allocations(&self, stream: &Arc<CudaStream>) {
         lock(&self.allocations).values().for_each(|memory| memory.note(stream));
     }

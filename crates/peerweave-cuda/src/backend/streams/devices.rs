@@ -12,8 +12,8 @@ use peerweave_types::Element;
 use super::queue::CudaQueue;
 use crate::backend::error::{driver, unsupported};
 
-/// The owner of a device buffer. Operations keep the owner alive. The caller must order all other
-/// uses of the buffer.
+/// The owner of a device buffer. Operations keep the owner alive, but do not wait for other uses of
+/// the buffer: the caller must order them.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}

@@ -73,10 +73,10 @@ impl InFlight {
         }
     }
 
-    /// Removes the oldest operations whose outcome is known. If many operations are in flight, or
-    /// if they use much temporary memory, asks the driver whether the older half is complete. If
-    /// so, removes this half. If not, and if the operations use much temporary memory, removes all
-    /// operations that the stream has completed.
+    /// Removes the oldest operations whose outcome is known. Asks the driver about the others only
+    /// if many operations are in flight, or if they use more than [`HELD_BYTES`] of temporary
+    /// memory. If the older half is complete, removes this half. Otherwise, if the operations use
+    /// more than [`HELD_BYTES`], removes all operations that the stream has completed.
     pub(super) fn prune(&mut self) {
         while self.operations.front().is_some_and(|first| first.ticket.outcome.get().is_some()) {
             self.pop();
@@ -146,7 +146,7 @@ impl InFlight {
     }
 }
 
-/// Properties of an enqueued operation. The operation's ticket stores them.
+/// The properties of an enqueued operation that its ticket stores.
 pub(super) struct Made {
     pub(super) call: &'static str,
     pub(super) team: TeamName,
@@ -165,8 +165,8 @@ pub(super) fn team_of(state: &State, op: &Op) -> TeamName {
     }
 }
 
-/// Returns whether PEs record operations of this kind. PEs compare these records to find out
-/// whether they made different calls.
+/// Returns whether an operation is a collective, a message, or a group of such operations. PEs
+/// record these operations, and compare the records to detect different calls.
 pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }
@@ -176,8 +176,8 @@ pub(super) fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }
 
-/// Keeps the resources of an operation alive until the stream has completed all work that is now
-/// enqueued.
+/// Keeps `used`, the resources of an operation, until the stream has completed the work that was
+/// enqueued before this call. The release of symmetric memory also waits for this work.
 pub(super) fn hold_back(state: &State, stream: &Arc<CudaStream>, used: (Keep, Uses, Source)) {
     state.note_allocations(stream);
     retire(&state.context, [Arc::clone(stream)], Box::new(move || drop(used)));

@@ -14,8 +14,8 @@ use crate::backend::ops;
 use crate::backend::resources::Copier;
 use crate::backend::state::{Lane, State};
 
-/// Runs an operation on a separate stream, and blocks the calling thread until the operation is
-/// complete.
+/// Runs an operation on a private stream of the backend. Blocks the calling thread until the
+/// operation is complete, or until the deadline.
 ///
 /// # Safety
 /// The caller meets the requirements of [`Backend::run`](peerweave_core::backend::Backend::run).

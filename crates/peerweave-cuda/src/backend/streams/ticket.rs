@@ -18,8 +18,8 @@ pub(super) struct Ticket {
     pub(super) state: Arc<State>,
     pub(super) call: &'static str,
     pub(super) team: TeamName,
-    /// Whether PEs record operations of this kind. PEs compare these records to find out whether
-    /// they made different calls.
+    /// Whether the operation is a collective, a message, or a group of such operations. PEs record
+    /// these operations, and compare the records to detect different calls.
     pub(super) is_compared: bool,
     pub(super) event: Recorded,
     pub(super) source: Source,
@@ -27,7 +27,8 @@ pub(super) struct Ticket {
 }
 
 impl Ticket {
-    /// Returns the outcome of the operation. The stream must have passed the event of the ticket.
+    /// Returns the outcome of the operation, which must be complete: the stream must have passed
+    /// the event of the ticket.
     pub(super) fn resolve(&self) -> Result<Outcome, Error> {
         self.read().clone()
     }

@@ -3,9 +3,9 @@
 //! calls.
 //!
 //! For each call, a rank writes a few words to its own memory before it enqueues the call. No rank
-//! waits for these words. A caller that waits for a result compares the words of all ranks. When
-//! the kernel of a rank has ended, the ranks that sent data to that rank have already recorded
-//! their calls.
+//! waits for these words. A caller that waits for a result compares the words of all ranks after
+//! the kernel has ended. By then, each rank that has sent data to this kernel has recorded its
+//! call.
 //!
 //! Invariants: only a PE itself writes its words, one thread at a time. Each recorded call has a
 //! word `chain`, a hash of all calls of the team up to and including this call. So comparing one
@@ -53,16 +53,16 @@ pub(crate) struct Calls {
 type Words = [u64; 3];
 
 impl Calls {
-    /// Creates and maps the records of all PEs, with room for `teams` teams. All PEs must call this
-    /// function, and must be on one machine.
+    /// Creates shared memory for the records of each PE, with room for `teams` teams, and maps the
+    /// memory of all PEs. All PEs must call this function, and must be on one machine.
     pub(crate) fn new(rendezvous: &Rendezvous, teams: usize) -> Result<Self, Error> {
         let bytes = Self::survivors_at(teams) * size_of::<u64>() + size_of::<SurvivorWords>();
         let pages = Pages::of_all("Cuda::new", rendezvous, bytes)?;
         Ok(Self { pages, me: rendezvous.pe().index(), teams })
     }
 
-    /// Returns the index at which a PE's [`SurvivorWords`] start. By these words, the surviving PEs
-    /// agree on a new job. They follow the records of all teams.
+    /// Returns the index of the first word of a PE's [`SurvivorWords`], by which the surviving PEs
+    /// agree on a new job. These words follow the records of all teams.
     const fn survivors_at(teams: usize) -> usize {
         (teams * TEAM_WORDS).next_multiple_of(8)
     }
@@ -116,8 +116,8 @@ impl Calls {
         let word = |index| self.word(self.me, team.number(), index);
         let number = word(1).load(Ordering::Relaxed);
         let chain = if number == 0 { 0 } else { word(Self::at(number - 1) + 4).load(Ordering::Relaxed) };
-        let [what, count, detail] = words_of(op.shape(), op.function().is_some());
-        let (at, chain) = (Self::at(number), mix(mix(mix(chain ^ what) ^ count) ^ detail));
+        let call @ [what, count, detail] = words_of(op.shape(), op.function().is_some());
+        let (at, chain) = (Self::at(number), hash_of(chain, call));
         word(at).store(0, Ordering::Relaxed);
         fence(Ordering::Release);
         for (index, value) in [what, count, detail, chain].into_iter().enumerate() {
@@ -134,8 +134,8 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns call number `number` that PE `pe` has recorded for a team. Also returns the hash of
-    /// all calls up to and including this call. Returns `None` if the record was overwritten.
+    /// Returns PE `pe`'s record of call `number` on a team, counted from 0. Also returns the hash
+    /// of all calls up to and including this call. Returns `None` if the record was overwritten.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -218,6 +218,12 @@ fn describe([what, count, detail]: Words) -> String {
     if what & BY_FUNCTION == 0 { shape.to_string() } else { format!("{shape}, with a reduction function of the caller") }
 }
 
+/// Returns the hash of all calls up to a call. `earlier` is the hash of the calls before it. `call`
+/// is the result of [`words_of`] for the call.
+const fn hash_of(earlier: u64, [what, count, detail]: [u64; 3]) -> u64 {
+    mix(mix(mix(earlier ^ what) ^ count) ^ detail)
+}
+
 /// Mixes the bits of a word, for hashes. Different words give different results.
 pub(super) const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
@@ -229,7 +235,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn description_of_an_encoded_collective_has_all_arguments() {
+    fn description_of_a_collective_names_length_type_op_and_root() {
         let shape = CollectiveShape {
             kind: CollectiveKind::Reduce,
             dtype: DType::F32,
@@ -245,8 +251,10 @@ mod tests {
 
     #[test]
     fn call_hash_depends_on_the_order_and_the_number_of_calls() {
-        let chain = |calls: &[u64]| calls.iter().fold(0, |chain, call| mix(mix(chain ^ call) ^ 1));
-        assert_ne!(chain(&[1, 2]), chain(&[2, 1]));
-        assert_ne!(chain(&[1]), chain(&[1, 1]));
+        let hash = |calls: &[[u64; 3]]| calls.iter().fold(0, |earlier, &call| hash_of(earlier, call));
+        let (one, other) = ([1, 2, 3], [1, 3, 2]);
+        assert_ne!(hash(&[one]), hash(&[other]), "every word counts");
+        assert_ne!(hash(&[one, other]), hash(&[other, one]));
+        assert_ne!(hash(&[one]), hash(&[one, one]));
     }
 }

@@ -124,9 +124,10 @@ impl Calls {
         (word(0).load(Ordering::Relaxed) < number + MESSAGES).then_some((found[0], found[1]))
     }
 
-    /// Compares the recorded messages between this PE and each other member. Returns the first
-    /// member whose records differ from the records of this PE. Also returns two descriptions of
-    /// the first different message: the record of this PE, and the record of the member.
+    /// Compares the messages between this PE and each other member, as both PEs recorded them.
+    /// Returns the first member with a record that differs. Also returns two descriptions of the
+    /// first message for which the records differ: as this PE recorded it, and as the member
+    /// recorded it.
     pub(super) fn different_message(&self, team: &TeamOf) -> Option<(Pe, String, String)> {
         let others = team.members.iter().enumerate().filter(|(rank, _)| *rank != team.me && *rank < MAX_RANKS);
         others.filter(|(_, pe)| self.can_compare(team, pe.index())).find_map(|(rank, pe)| {
@@ -162,7 +163,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn description_of_a_recorded_message_has_all_arguments() {
+    fn description_of_a_message_has_direction_length_and_type() {
         let mut message = MessageRecord { direction: Direction::Send, peer: 2, dtype: DType::F32, count: 7, collective: None };
         assert_eq!(describe(message.word(), Direction::Send, 0, 2), "send of 7 elements of f32");
         assert_eq!(describe(message.word(), Direction::Receive, 0, 2), "recv of 7 elements of f32");

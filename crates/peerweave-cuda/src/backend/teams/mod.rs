@@ -97,8 +97,9 @@ impl TeamOf {
         number(self.id)
     }
 
-    /// Takes the [`Team`] out of this value and returns the [`Team`]. The caller can then destroy
-    /// it, which frees its entry in the team table that kernels read.
+    /// Removes and returns the [`Team`] that has the entry in the team table. Returns `None` for
+    /// the team of all PEs, and after an earlier call. If the caller destroys the [`Team`], the
+    /// entry becomes free.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }

@@ -14,7 +14,8 @@ use rustix::mm::{MapFlags, ProtFlags};
 
 use crate::backend::error::of_set_up;
 
-/// Creates an anonymous file in memory that is filled with zeros and cannot change its size.
+/// Creates an anonymous file in memory (memfd) of `bytes` zero bytes. The size of the file cannot
+/// change.
 fn file(bytes: usize) -> io::Result<OwnedFd> {
     let file = rustix::fs::memfd_create("peerweave-calls", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&file, bytes as u64)?;
@@ -37,8 +38,9 @@ unsafe impl Send for Pages {}
 unsafe impl Sync for Pages {}
 
 impl Pages {
-    /// Creates `bytes` zeroed bytes for each PE, and maps the bytes of all PEs. All PEs must call
-    /// this function, and must be on one machine.
+    /// Creates shared memory of `bytes` zero bytes for each PE, and maps the memory of all PEs.
+    /// Returns the mapped memory of each PE, in the order of PE numbers. All PEs must call this
+    /// function, and must be on one machine.
     pub(super) fn of_all(call: &'static str, rendezvous: &Rendezvous, bytes: usize) -> Result<Box<[Self]>, Error> {
         let members: Vec<Pe> = (0..rendezvous.n_pes()).map(Pe::new).collect();
         let own = file(bytes).map_err(|error| Error::setup(call, error))?;
@@ -52,7 +54,7 @@ impl Pages {
         let is_sealed = rustix::fs::fcntl_get_seals(file)?.contains(SealFlags::SHRINK);
         if u64::try_from(size).ok() != Some(bytes as u64) || !is_sealed {
             let text = format!(
-                "the shared file of a PE has {size} bytes (sealed: {is_sealed}), expected a sealed file of {bytes} bytes"
+                "a PE shared a file of {size} bytes (sealed: {is_sealed}), expected {bytes} bytes and a seal against shrinking"
             );
             return Err(io::Error::new(io::ErrorKind::InvalidData, text));
         }
@@ -73,8 +75,8 @@ impl Pages {
 }
 
 impl Pages {
-    /// Returns the [`SurvivorWords`] that start at index `index`, which must be a multiple of 8.
-    /// With these words, the surviving PEs agree on a new job.
+    /// Returns the [`SurvivorWords`] in this memory, by which the surviving PEs agree on a new job.
+    /// They start at word `index`, which must be a multiple of 8.
     pub(super) fn survivors(&self, index: usize) -> &SurvivorWords {
         let end = index + size_of::<SurvivorWords>() / size_of::<u64>();
         assert!(

@@ -21,7 +21,7 @@ pub(crate) struct Span {
 
 impl Span {
     /// Groups the members of a team by host. `host_of` returns the host of a PE. `me` is the rank
-    /// of this PE.
+    /// of this PE. `inside` has the kernels for the members on this host.
     pub(crate) fn new(members: &[Pe], me: usize, host_of: impl Fn(Pe) -> u32, inside: Option<Collectives>) -> Self {
         let mut hosts: Vec<(u32, Vec<usize>)> = Vec::new();
         for (rank, pe) in members.iter().enumerate() {

@@ -26,9 +26,9 @@ use crate::collective::random;
 use crate::error::CudaError;
 
 impl Cuda {
-    /// Calls `access`, which reads or writes symmetric memory from the host. The arguments of
-    /// `access` are the stream for such accesses, the allocated block, and the offset in this
-    /// block.
+    /// Calls `access`, which copies data between the host and the `bytes` bytes at `at` of this
+    /// PE's heap. The arguments of `access` are the stream for such copies, the allocation that
+    /// contains these bytes, and their offset in the allocation.
     fn access<R>(
         &self,
         call: &'static str,

@@ -33,10 +33,10 @@ const SHOWN: usize = 16;
 /// The shortest and the longest pause between two reads of the members' values from the rendezvous.
 const PAUSES: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// A value that a PE stores in the rendezvous for a `team_of` call. The value is either the PE's
-/// call or a refusal of another PE's call. In a call, `members` is the list that the PE passed, and
-/// `number` is random, so that it identifies the call. In a refusal, `number` is a PE that passed a
-/// different list, and `members` is that different list.
+/// A value that a PE stores in the rendezvous for a `team_of` call: its own call, or a refusal that
+/// ends a call of another PE. For a call, `members` is the list that the PE passed, and `number` is
+/// a random number that identifies the call. For a refusal, `members` is a list that differs from
+/// the list of the refused call, and `number` is the PE that passed it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Listed {
     number: u64,
@@ -115,7 +115,7 @@ impl Cuda {
         let made = Made { call: CALL, name: state.world(), path: format!("{:016x}", digest((&label, "team"))) };
         let part = Some(SplitPart { color: 0, key: 0 });
         let record = self.split_parent(&gpu, &parent, &exchange, made, &mut splits, &attached, part)?;
-        let record = record.unwrap_or_else(|| panic!("peerweave-cuda bug: a PE that gave a color got no team"));
+        let record = record.unwrap_or_else(|| panic!("peerweave-cuda bug: this PE is a member, but the split returned no team"));
         if let Some(team) = state.teams.find(record.id) {
             // The new team's first exchange removes the values of the last exchange above.
             std::mem::swap(&mut *lock(&team.stored), &mut *lock(&parent.stored));
@@ -180,8 +180,8 @@ impl State {
 
     /// Ends two calls of `team_of` that cannot complete, because their member lists differ: the
     /// call `mine` of this PE, and the call `theirs` of PE `pe`. Removes `mine` from the
-    /// rendezvous. Stores a refusal for `pe`, and for each member that waits for `mine`. A refusal
-    /// makes the call of its PE fail.
+    /// rendezvous. Stores a refusal for `pe`, and for each PE that waits with the same list as
+    /// `mine`. A PE that finds a refusal for its call fails this call.
     fn refuse(&self, rendezvous: &Rendezvous, mine: &Listed, pe: Pe, theirs: &Listed) -> Result<(), BootstrapError> {
         let me = self.job.my_pe;
         rendezvous.remove(&call_key(me))?;
@@ -190,8 +190,8 @@ impl State {
         self.spread(rendezvous, mine, &Listed { number: pe.get().into(), members: theirs.members.clone() })
     }
 
-    /// Stores `refusal` for each other member that waits in the call `mine`, so that the member's
-    /// call fails. `mine` is this PE's call of `team_of`, and cannot complete.
+    /// Stores `refusal` for each other PE that waits in a `team_of` call with the member list of
+    /// `mine`, so that these calls fail too. `mine` is a call of this PE that cannot complete.
     fn spread(&self, rendezvous: &Rendezvous, mine: &Listed, refusal: &Listed) -> Result<(), BootstrapError> {
         let others = mine.members.iter().copied().filter(|pe| *pe != self.job.my_pe && u64::from(pe.get()) != refusal.number);
         for pe in others {

@@ -26,8 +26,8 @@ pub struct CudaOptions {
     /// File with the route table, as `peerweave tune` writes it. Default: the built-in table for
     /// the architecture of the GPUs.
     pub route_table: Option<PathBuf>,
-    /// For measurements: the methods that carry out operations instead of the methods that the
-    /// route table chooses.
+    /// For each operation, the method that replaces the choice of the route table. Intended for
+    /// measurements. Default: no method is replaced.
     pub forced: Forced,
     /// Maximum number of blocks in the kernel of a collective. Each block runs on one SM, so the
     /// kernel uses at most this number of SMs. The limit applies to every team. Default: up to 256

@@ -1,5 +1,5 @@
 //! Chooses the methods that carry out collectives, and explains these choices. All PEs use the same
-//! route table. If the caller chooses methods, all PEs use the chosen methods.
+//! route table, and the same methods that the caller has chosen.
 
 use std::sync::Arc;
 
@@ -58,8 +58,8 @@ pub(super) fn agreed(gpu: &Gpu, options: &CudaOptions) -> Result<Arc<Routes>, Cu
                     if is_file(text) { "a table from a file" } else { "the built-in table" }
                 )
             };
-            let expected = format!("the route choice of {pe}: {}; the rows of the two tables must be the same", show(&theirs));
-            return Err(misuse(CALL, "the route choice of this PE", show(&mine), &expected));
+            let expected = format!("the choice of {pe}: {}; all PEs need the same methods and route table", show(&theirs));
+            return Err(misuse(CALL, "the choice of methods on this PE", show(&mine), &expected));
         }
     }
     let table = if is_one { table } else { RouteTable::builtin("any") };

@@ -27,8 +27,8 @@ const CALL: &str = "shrink";
 /// set-up takes time, because each PE loads its kernels again.
 const SET_UP: Duration = Duration::from_secs(10);
 
-/// Maximum time for which this PE waits after the set-up of the new job has failed. During this
-/// time, this PE may learn that a member has ended.
+/// Maximum time for which this PE waits to learn that a member has ended, after the set-up of the
+/// new job has failed.
 const NOTICE: Duration = Duration::from_secs(1);
 
 impl Cuda {

@@ -28,12 +28,12 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
     format!("{:016x}", teams::digest((parent, calls, color)))
 }
 
-/// Names for a call that creates a team. The first two names are for errors, and the third name is
-/// for the rendezvous.
+/// Names that a call uses while it creates a team: `call` and `name` in errors, and `path` in
+/// exchanges through the rendezvous.
 pub(super) struct Made {
     /// Name of the call.
     pub(super) call: &'static str,
-    /// Name of the team that errors of the call name. This team exists before the call.
+    /// The team that errors of the call name. Unlike the new team, it exists before the call.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,
@@ -41,9 +41,9 @@ pub(super) struct Made {
 
 impl Cuda {
     /// Creates the state that operations of a new team need. `count` distinguishes the team from
-    /// earlier teams with the same number (see [`teams::id`]). Each 16-byte line of the staging
-    /// memory contains `sentinel` until data arrives in the line. The first member on this host has
-    /// chosen the sentinel.
+    /// earlier teams with the same number (see [`teams::id`]). `sentinel` is the value that each
+    /// 16-byte line of the staging memory holds until data arrives in the line. The first member on
+    /// this host has chosen this value.
     fn state_of(
         &self,
         call: &'static str,
@@ -63,10 +63,9 @@ impl Cuda {
         Ok(made)
     }
 
-    /// Splits the team `parent`. All ranks have already agreed that they make the same call. In
-    /// this agreement, each rank has sent bytes to the others, and `attached` has the bytes of all
-    /// ranks. [`split_attached`] parses them. `splits` is this PE's counter of splits, which this
-    /// function increases.
+    /// Splits the team `parent`, after its ranks have agreed that they make the same call.
+    /// `attached` has the bytes that each rank has sent for this split, in the format that
+    /// [`split_attached`] parses. Increases `splits`, this PE's counter of splits.
     #[expect(clippy::too_many_arguments, reason = "both callers have these arguments in separate variables")]
     pub(super) fn split_parent(
         &self,
