@@ -32,7 +32,7 @@ pub enum SearchScope {
     All,
     /// Only the path in the environment variable that overrides the search.
     Variable,
-    /// Only a path that the caller passed.
+    /// Only the file or directory that the caller passed.
     Path,
 }
 
@@ -93,7 +93,8 @@ pub struct Unsupported {
     /// First version of the library that has the function or option; `None` if no known release has
     /// the function or option.
     pub since: Option<Version>,
-    /// Version of the loaded library.
+    /// Version of the loaded library. [`Version::UNKNOWN`] if the library did not return a valid
+    /// version.
     pub found: Version,
     /// Path of the loaded library.
     pub path: Arc<Path>,
@@ -103,6 +104,13 @@ impl fmt::Display for Unsupported {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { product, what, found, path, .. } = self;
         match self.since {
+            Some(since) if *found == Version::UNKNOWN => {
+                write!(
+                    f,
+                    "{what} needs {product} {since}, but the loaded library did not return its version ({})",
+                    path.display()
+                )
+            }
             Some(since) => write!(f, "{what} needs {product} {since}, found {found} ({})", path.display()),
             None => write!(f, "{product} {found} does not implement {what} for the host ({})", path.display()),
         }
@@ -125,5 +133,10 @@ mod tests {
         );
         let later = Unsupported { product, what: "nvshmem_new", since: Some(Version::new(3, 9, 1)), found, path };
         assert_eq!(later.to_string(), "nvshmem_new needs NVSHMEM 3.9.1, found 3.8.0 (/lib/libnvshmem_host.so.3)");
+        let unknown = Unsupported { found: Version::UNKNOWN, ..later };
+        assert_eq!(
+            unknown.to_string(),
+            "nvshmem_new needs NVSHMEM 3.9.1, but the loaded library did not return its version (/lib/libnvshmem_host.so.3)"
+        );
     }
 }

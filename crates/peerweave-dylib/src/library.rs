@@ -11,8 +11,8 @@ use std::sync::Arc;
 /// The visibility of a library's symbols.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Visibility {
-    /// Only users of the library's handle find its symbols; other libraries do not. This visibility
-    /// is sufficient for a library without plug-ins.
+    /// The symbols are found only through the library's handle, and do not resolve references of
+    /// other libraries. This visibility is sufficient for a library without plug-ins.
     Local,
     /// Libraries that are loaded later find the symbols too. This visibility is necessary for a
     /// library whose plug-ins use the library's symbols.

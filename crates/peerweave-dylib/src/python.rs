@@ -1,15 +1,15 @@
 //! Finds the package directories of the active Python. This module only reads directories, and
 //! starts no interpreter.
 //!
-//! Wheels install a vendor's library under `site-packages/nvidia/...`. If an environment is
-//! activated, the Python of that environment is the active Python. Otherwise, the `python3` in
-//! `PATH` is the active Python.
+//! Wheels install a vendor's library under `site-packages/nvidia/...`. The directories in
+//! `PYTHONPATH` come first, then those of an activated environment. Those of `python3` and `python`
+//! in `PATH` follow.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-/// Returns the existing package directories of the active Python, in the order in which an import
-/// searches them.
+/// Returns the existing package directories of the active Python, in the order in which they should
+/// be searched. `variable` returns the value of an environment variable.
 pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let mut found = Vec::new();
     let mut add = |directory: PathBuf| {
@@ -39,10 +39,9 @@ pub(crate) fn site_packages(variable: &dyn Fn(&str) -> Option<OsString>) -> Vec<
     found
 }
 
-/// Searches `PATH` for a file named `interpreter`, and returns the installation prefixes of the
-/// first such file. For example, the prefix of `/usr/bin/python3` is `/usr`. The list first
-/// contains the prefix of the file itself. If the file is a symbolic link, as in a virtual
-/// environment, the prefix of the link's target follows. After each `/usr`, the list also contains
+/// Returns the installation prefixes of the first file named `interpreter` in `PATH`. For example,
+/// the prefix of `/usr/bin/python3` is `/usr`. If the file is a symbolic link, as in a virtual
+/// environment, the prefix of its target follows. After each `/usr`, the list also contains
 /// `/usr/local`.
 fn prefixes(path: &OsString, interpreter: &str) -> Vec<PathBuf> {
     let Some(found) = std::env::split_paths(path).map(|directory| directory.join(interpreter)).find(|file| file.is_file()) else {
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn unset_variables_yield_no_package_directories() {
+    fn no_package_directories_are_listed_if_no_variable_is_set() {
         assert!(site_packages(&|_| None).is_empty());
     }
 }

@@ -51,8 +51,9 @@ pub struct Registry<A: 'static> {
 impl<A> Registry<A> {
     /// Creates an empty registry. `user` is the name of the crate that loads the libraries, and
     /// `oldest` is the oldest library version that this crate supports. The file names of the
-    /// libraries begin with `stem`. If a process has mapped several such files, a warning is
-    /// logged. The warning ends with `hazard`, which states what can go wrong.
+    /// libraries begin with `stem`. If the process has mapped several such files,
+    /// [`adopt`](Self::adopt) logs a warning that ends with `hazard`. This text states what can go
+    /// wrong.
     pub const fn new(stem: &'static str, user: &'static str, oldest: Version, hazard: &'static str) -> Self {
         Self { stem, user, oldest, hazard, loaded: Mutex::new(Vec::new()) }
     }

@@ -19,10 +19,10 @@ use crate::{Attempt, Library, LoadError, SearchScope, Visibility, python};
 /// [`new`](Self::new).
 ///
 /// Loading a library runs its initialisers, so the file must be trusted. The code that creates a
-/// search chooses the file names, so creating a search is `unsafe`. Using a search is safe: the
-/// variable, the Python environment or the system then determines the file. The user who runs the
-/// program is responsible for these, as for the program itself. Safe code cannot load a file of its
-/// own choice:
+/// search chooses the file names, so creating a search is `unsafe`. Using a search is safe: only
+/// the environment variable, the Python environment and the system determine which file of these
+/// names is loaded. The user who runs the program controls them. Safe code cannot load a file of
+/// its own choice:
 ///
 /// ```compile_fail,E0133
 /// use peerweave_dylib::{Search, Visibility};
@@ -66,8 +66,8 @@ impl Search {
     }
 
     /// Creates a search that no environment variable overrides. Use this function if other code in
-    /// the process loads the same library, and both must load the same file. A variable would
-    /// change the result of only this search.
+    /// the process also loads the library, and must get the same file. A variable would affect only
+    /// this search.
     ///
     /// # Panics
     /// As for [`new`](Self::new).

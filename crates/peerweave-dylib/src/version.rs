@@ -29,6 +29,9 @@ pub struct Version {
 }
 
 impl Version {
+    /// Stands for a version that is not known: 0.0.0, which no supported library has.
+    pub const UNKNOWN: Self = Self::new(0, 0, 0);
+
     /// Returns the version `major.minor.patch`.
     pub const fn new(major: u8, minor: u8, patch: u8) -> Self {
         Self { major, minor, patch }
@@ -58,22 +61,24 @@ impl fmt::Display for Version {
 }
 
 /// Error that is returned if a parsed text is not a version.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("the text is not a version, expected major.minor.patch with numbers below 256")]
-#[non_exhaustive]
-pub struct ParseVersionError;
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("the version is {text:?}, expected major.minor or major.minor.patch, with numbers below 256")]
+pub struct ParseVersionError {
+    text: String,
+}
 
 impl FromStr for Version {
     type Err = ParseVersionError;
 
     /// Parses `major.minor.patch`; a missing patch is 0.
     fn from_str(text: &str) -> Result<Self, ParseVersionError> {
-        let mut parts = text.split('.');
-        let mut number = || parts.next().map(|part| part.parse::<u8>().map_err(|_| ParseVersionError));
-        let major = number().ok_or(ParseVersionError)??;
-        let minor = number().ok_or(ParseVersionError)??;
-        let patch = number().transpose()?.unwrap_or(0);
-        if parts.next().is_some() { Err(ParseVersionError) } else { Ok(Self::new(major, minor, patch)) }
+        let invalid = || ParseVersionError { text: text.to_owned() };
+        let numbers: Result<Vec<u8>, _> = text.split('.').map(str::parse).collect();
+        match numbers.map_err(|_| invalid())?[..] {
+            [major, minor] => Ok(Self::new(major, minor, 0)),
+            [major, minor, patch] => Ok(Self::new(major, minor, patch)),
+            _ => Err(invalid()),
+        }
     }
 }
 
@@ -87,7 +92,8 @@ mod tests {
         assert_eq!("3.3.24".parse(), Ok(Version::new(3, 3, 24)));
         assert_eq!(Version::new(2, 30, 7).to_string(), "2.30.7");
         for text in ["", "2", "2.", "2.18.1.post1", "2.1.2.3", "2.300.1", "v2.1.0"] {
-            assert_eq!(text.parse::<Version>(), Err(ParseVersionError), "{text}");
+            let error = text.parse::<Version>().expect_err("the text is not a version");
+            assert!(error.to_string().starts_with(&format!("the version is {text:?}, expected major.minor")), "{error}");
         }
     }
 

@@ -36,7 +36,8 @@ pub(crate) struct Running {
     handles: AtomicUsize,
 }
 
-/// The kind of bootstrap, and a number that identifies the rendezvous, id or communicator.
+/// The values of [`Arguments::bootstrap`] and [`Arguments::identity`], which together identify how
+/// the PEs of an initialisation connect.
 pub(crate) type BootstrapKey = (&'static str, u64);
 
 /// The arguments of an initialisation. While NVSHMEM runs, a further initialisation in the same
@@ -63,16 +64,17 @@ impl Arguments {
 
 /// State of NVSHMEM in this process, which has at most one live context.
 pub(crate) enum ProcessState {
-    /// NVSHMEM was not started.
+    /// NVSHMEM is not running and can be started: it was not started yet, or a context that used a
+    /// rendezvous or an id was finalised.
     Idle,
     /// A thread is initialising NVSHMEM. The field identifies the bootstrap of this initialisation.
     Starting(BootstrapKey),
     /// NVSHMEM is running.
     Live(Arc<Running>),
-    /// A thread is finalising NVSHMEM: it has passed the last handle to `finalize`, and this call
-    /// has not returned.
+    /// A thread is finalising NVSHMEM: the call of [`Context::finalize`] with the last handle has
+    /// not returned yet.
     Ending(Arc<Running>),
-    /// NVSHMEM cannot be started again.
+    /// NVSHMEM cannot be started again in this process. The field is the reason.
     Over(DeadState),
 }
 
@@ -101,8 +103,8 @@ impl Context {
         Self { comm, heap, running: Arc::clone(running) }
     }
 
-    /// Returns a closure that reports whether the context has been released. The closure returns
-    /// `true` once all handles to this context, to its memory and to its teams have been dropped.
+    /// Returns a closure that returns whether the context has been released. A finalised context is
+    /// released when all handles to the context, to its memory and to its teams have been dropped.
     /// Background threads may own some of these handles. A released context no longer keeps the
     /// rendezvous alive.
     ///

@@ -42,7 +42,7 @@ fn setup_calls_in_different_orders_are_errors_on_all_pes() {
 }
 
 #[test]
-fn setup_calls_of_threads_succeed_if_pes_agree_on_the_order() {
+fn splits_by_two_threads_succeed_if_pes_use_the_same_order() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let world = here.context.world();
@@ -62,7 +62,7 @@ fn setup_calls_of_threads_succeed_if_pes_agree_on_the_order() {
 }
 
 #[test]
-fn allocation_continues_if_another_thread_times_out() {
+fn timed_out_allocation_does_not_disturb_a_waiting_allocation() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let first = if child.rank == 0 {
@@ -85,7 +85,7 @@ fn allocation_continues_if_another_thread_times_out() {
 }
 
 #[test]
-fn allocation_during_slow_puts_has_the_same_outcome_on_all_pes() {
+fn allocation_during_slow_puts_fails_on_all_pes_or_on_none() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(6));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");

@@ -82,7 +82,7 @@ fn calls_succeed_after_a_failed_finalize() {
 }
 
 #[test]
-fn handles_released_concurrently_finalize_nvshmem_once() {
+fn exactly_one_of_four_concurrent_finalize_calls_ends_nvshmem() {
     fakes().run_many(1, |child| {
         let meeting = rendezvous(&child, DEADLINE);
         for round in 0..400 {

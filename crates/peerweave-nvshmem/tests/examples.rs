@@ -52,7 +52,7 @@ fn check_start(arguments: &[&str]) -> Vec<(bool, String)> {
 }
 
 #[test]
-fn example_named_check_start_succeeds_with_pmi_and_an_id_file() {
+fn check_start_example_succeeds_with_pmi_and_with_an_id_file() {
     let place = tempfile::tempdir().expect("the directory is created");
     let fakes = fakes().env("PEERWEAVE_FAKE_NVSHMEM_DIR", place.path());
     fakes.run(|| {
@@ -72,7 +72,7 @@ fn example_named_check_start_succeeds_with_pmi_and_an_id_file() {
 }
 
 #[test]
-fn example_named_check_start_prints_the_cause_of_a_failure() {
+fn check_start_example_prints_the_cause_of_a_failure() {
     let nowhere = "/there/is/no/mpi/here";
     fakes().env("PEERWEAVE_MPI_PATH", nowhere).env_remove("PEERWEAVE_FAKE_NVSHMEM_DIR").run(|| {
         let causes = [

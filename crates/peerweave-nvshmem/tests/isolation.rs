@@ -170,7 +170,7 @@ fn init_module(context: &Context, keep: &Arc<String>) -> Result<ModuleGuard, Nvs
 }
 
 #[test]
-fn module_init_completes_within_the_deadline_or_fails() {
+fn module_init_times_out_while_the_device_is_busy() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let hold = Hold::new(&here);
@@ -223,7 +223,7 @@ fn module_that_cannot_be_finalized_is_never_unloaded() {
 }
 
 #[test]
-fn call_times_out_while_other_threads_call_nvshmem() {
+fn call_queued_behind_slow_calls_of_other_threads_times_out() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(1, |child| {
         let here = start_within(&child, Duration::from_secs(4));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");

@@ -49,7 +49,7 @@ unsafe impl<B: DeviceBuffer<u32>> DeviceBuffer<u32> for Counted<B> {
 }
 
 #[test]
-fn memory_stays_alive_while_nvshmem_is_stuck_registering_it() {
+fn memory_stays_allocated_while_a_registration_is_stuck() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_STUCK", "nvshmemx_buffer_register_symmetric").run_many(1, |child| {
         let here = start_within(&child, SHORT);
         let memory = Counted { memory: mapped(&here, 1), owner: Arc::default() };
@@ -170,7 +170,7 @@ fn start_is_refused_if_other_code_started_nvshmem() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_FAIL", "nvshmemx_init_status@0:1=2,nvshmemx_init_status:1=2").run(|| {
         let id = Context::unique_id(&settings(DEADLINE)).expect("the id is created");
         let refused = misuse(Context::from_unique_id(id, Pe::new(0), 1, &device(0), settings(DEADLINE)));
-        assert!(matches!(refused, MisuseKind::AlreadyInitialized { what: "NVSHMEM", .. }), "{refused:?}");
+        assert!(matches!(refused, MisuseKind::AlreadyInitialized { what: "an initialisation", .. }), "{refused:?}");
         assert!(Context::current().is_none());
     });
 }
@@ -344,7 +344,7 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn destructor_of_a_module_owner_may_panic_or_call_nvshmem() {
+fn module_owners_may_panic_or_call_nvshmem_when_dropped() {
     let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000");
     slow.run_many(1, |child| {
         let here = start(&child);
@@ -375,7 +375,7 @@ fn destructor_of_a_module_owner_may_panic_or_call_nvshmem() {
 }
 
 #[test]
-fn memory_dropped_in_use_lives_until_the_stream_completes() {
+fn finalize_waits_for_a_put_whose_memory_was_dropped() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmemx_putmem_on_stream=400").run_many(2, |child| {
         let here = start(&child);
         let source = here.context.alloc_zeroed::<u32>(64).expect("the memory is allocated");

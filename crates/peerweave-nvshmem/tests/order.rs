@@ -61,7 +61,7 @@ fn collective_waits_for_previous_collective_on_other_stream() {
 }
 
 #[test]
-fn blocking_call_waits_for_the_last_collective_of_its_team() {
+fn blocking_call_of_a_team_waits_for_an_enqueued_collective() {
     fakes().run_many(2, |child| {
         let here = start(&child);
         let stream = &here.stream;
@@ -278,7 +278,7 @@ fn collective_on_the_per_thread_default_stream_is_refused() {
 }
 
 #[test]
-fn barrier_times_out_while_another_thread_is_in_a_setup_call() {
+fn barrier_times_out_while_another_thread_allocates() {
     fakes().run_many(2, |child| {
         let here = start_within(&child, SHORT);
         let allocate = || {

@@ -91,9 +91,9 @@ fn path_of(_writer: &PipeWriter) -> Option<String> {
     None
 }
 
-/// Returns the name of the directory of this process in `/proc`. The name is not `self`, because a
-/// child process inherits the path. In the child, `self` would stand for the child, and NCCL would
-/// truncate a file of the child.
+/// Returns the name of this process's directory in `/proc`. The name is a number and not `self`,
+/// because child processes inherit the path that contains the name. In a child, `/proc/self` would
+/// be the directory of the child, and NCCL would truncate a file of the child.
 #[cfg(target_os = "linux")]
 fn process() -> String {
     let known = std::fs::read_link("/proc/self").ok().and_then(|path| path.to_str().map(str::to_owned));

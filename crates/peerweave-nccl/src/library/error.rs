@@ -415,7 +415,7 @@ pub struct PeerLost {
     /// Name of the failed call. If a wait for enqueued work failed, this is the name of the last
     /// call that enqueued work.
     pub call: &'static str,
-    /// Name of the communicator.
+    /// Name of the communicator, or `None` if the failed call was not made on a communicator.
     pub communicator: Option<Arc<CommunicatorName>>,
     /// The lost ranks. The list is empty if these ranks are unknown.
     pub ranks: Vec<Rank>,

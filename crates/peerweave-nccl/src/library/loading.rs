@@ -366,8 +366,8 @@ const READINGS: usize = 8;
 /// read, which may be a mix of two texts. Never reads beyond NCCL's buffer.
 ///
 /// # Safety
-/// `text` is null or points to readable bytes. There are [`LAST_ERROR_BYTES`] bytes, or fewer bytes
-/// that include a zero byte. The bytes live until the process ends.
+/// `text` is null, or points to [`LAST_ERROR_BYTES`] readable bytes. Fewer readable bytes suffice
+/// if one of these bytes is always zero. The bytes stay readable until the process ends.
 unsafe fn changing_text(text: *const c_char) -> String {
     if text.is_null() {
         return String::new();
@@ -411,22 +411,17 @@ unsafe fn static_text(text: *const c_char) -> &'static str {
 }
 
 fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NcclError> {
-    let unknown = Version::new(0, 0, 0);
-    let unusable = |what, since| {
-        NcclError::from(Unsupported { product: PRODUCT, what, since: Some(since), found: unknown, path: Arc::clone(path) })
+    let unusable = |what| {
+        let (since, found) = (Some(OLDEST), Version::UNKNOWN);
+        NcclError::from(Unsupported { product: PRODUCT, what, since, found, path: Arc::clone(path) })
     };
     let mut code = 0;
     // SAFETY: the function writes one int.
     let result = unsafe { api.ncclGetVersion(&raw mut code) };
     match result {
-        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| {
-            unusable(
-                "the crate peerweave-nccl (the version is unknown, because ncclGetVersion returned an invalid number)",
-                OLDEST,
-            )
-        }),
-        Ok(_) => Err(unusable("the crate peerweave-nccl (the version is unknown, because ncclGetVersion failed)", OLDEST)),
-        Err(missing) => Err(unusable(missing.name, OLDEST)),
+        Ok(ncclResult_t::ncclSuccess) => version_from_code(code).ok_or_else(|| unusable("the crate peerweave-nccl")),
+        Ok(_) => Err(unusable("the crate peerweave-nccl")),
+        Err(missing) => Err(unusable(missing.name)),
     }
 }
 
@@ -461,7 +456,7 @@ mod tests {
     }
 
     #[test]
-    fn text_without_a_zero_byte_is_read_within_its_buffer() {
+    fn error_text_ends_at_a_zero_byte_or_at_the_maximum_length() {
         let bytes: Vec<_> = (0..2 * LAST_ERROR_BYTES).map(|_| AtomicU8::new(b'x')).collect();
         assert_eq!(read(&bytes), "x".repeat(LAST_ERROR_BYTES));
         assert_eq!(read(&[AtomicU8::new(b'a'), AtomicU8::new(0)]), "a");

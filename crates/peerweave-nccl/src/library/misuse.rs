@@ -31,7 +31,7 @@ pub enum MisuseKind {
         /// Description of valid values.
         expected: &'static str,
     },
-    /// A length is wrong.
+    /// An argument does not have the expected length.
     #[error("{what} has {found} {unit}, expected {expected}")]
     Length {
         /// Name of the argument.
@@ -126,11 +126,11 @@ pub enum MisuseKind {
     /// or differ in length, element type, root or reduction. No call in the group was issued.
     #[error("{rank} calls {found}, but {other} in the same group calls {expected}")]
     Disagreement {
-        /// One of the two ranks whose calls do not match.
+        /// The rank that issued the call in the field `found`.
         rank: Rank,
         /// The call of the rank in the field `rank`.
         found: Box<str>,
-        /// The other of the two ranks whose calls do not match.
+        /// The rank that issued the call in the field `expected`.
         other: Rank,
         /// The call of the rank in the field `other`.
         expected: Box<str>,
@@ -140,8 +140,8 @@ pub enum MisuseKind {
     /// created these ranks, or was the last thread that used these ranks. The communicator is
     /// aborted, as after a timeout.
     #[error(
-        "call {sequence} on {communicator} waits for calls of {missing} that the waiting thread has not issued; issue the calls of all \
-         ranks of a thread in one Nccl::group",
+        "call {sequence} on {communicator} cannot complete, because the waiting thread has not issued the call for {missing}; issue the \
+         calls of all ranks of a thread in one Nccl::group",
         missing = Ranks(ranks)
     )]
     NotInGroup {
@@ -158,7 +158,7 @@ pub enum MisuseKind {
         /// Number of captured calls on the communicator. Calls in destroyed graphs do not count.
         count: usize,
     },
-    /// The call is not possible in the current situation.
+    /// The call is not possible for a reason that no other variant describes.
     #[error("{why}")]
     Context {
         /// The reason why the call is not possible, and the remedy if there is one.

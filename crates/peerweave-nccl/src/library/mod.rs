@@ -1,6 +1,7 @@
 //! The loaded library: its functions, version, parameters, log and errors, and the names of calls.
 //!
-//! This module uses only the raw handle and the name of a communicator.
+//! This module does not depend on the modules that manage communicators. Its functions take only
+//! the raw handle and the name of a communicator.
 
 pub(crate) mod call;
 pub(crate) mod debug_log;

@@ -24,18 +24,19 @@ pub struct CommProperties {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum GinType {
-    /// As a property: kernels have no network transport. As a requirement: NCCL may use any
-    /// transport, see
-    /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type).
+    /// As a property of a communicator: kernels have no network transport. As a value of
+    /// [`DeviceCommRequirements::gin_type`](crate::DeviceCommRequirements::gin_type): NCCL may use
+    /// any transport.
     None,
     /// A proxy thread on the host passes the transfers of kernels to the network.
     Proxy,
     /// The GPU itself passes the transfers of kernels to the network adapter, without a proxy
     /// thread (GDAKI).
     Gdaki,
-    /// NCCL's GPI transport. Requires NCCL 2.31.
+    /// NCCL's GPU-Push Interface (GPI). Requires a Spectrum-X network and NCCL 2.31.
     Gpi,
-    /// Amazon's Elastic Fabric Adapter (EFA). Requires NCCL 2.31.
+    /// GPUDirect Async (GDA) with Amazon's Elastic Fabric Adapter (EFA). Requires Amazon's plug-in
+    /// for NCCL (aws-ofi-nccl), and NCCL 2.31.
     EfaGda,
     /// A transport that this crate does not know. The value is NCCL's number for the transport.
     Other(i32),
@@ -217,7 +218,9 @@ impl CommProperties {
         self.since(32, 0).then_some(self.raw.cftMulticastSupport != 0)
     }
 
-    /// Returns whether kernels can use the fabric's counted operations. Requires NCCL 2.32.
+    /// Returns whether kernels can use counted operations of NCCL's Compute Fabric Transport (CFT).
+    /// [`WindowKind::CFT_COUNTED`](crate::WindowKind::CFT_COUNTED) registers windows for these
+    /// operations. Requires NCCL 2.32.
     pub fn cft_counted(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftCountedSupport != 0)
     }

@@ -81,10 +81,9 @@ pub(crate) fn arrive<'a>(
 /// A PE that has acquired the gate sends this text to the other PEs.
 const ENTERED: &str = "ready to call NVSHMEM; all PEs passed equal arguments";
 
-/// Compares a collective call among the PEs if the PEs have a rendezvous. Returns an error unless
-/// all PEs can make the call and have equal `arguments`. Without a rendezvous, returns `able`.
-///
-/// `able` is `Ok` if this PE can make the call. If not, `able` is the error that prevents the call.
+/// Compares the calls of all PEs at the rendezvous. Returns an error unless all PEs make this call
+/// with equal `arguments`, and no PE reports an error. `able` is this PE's report: `Ok`, or the
+/// error that prevents the call. Without a rendezvous, returns `able`.
 pub(crate) fn compare(
     comm: &Comm,
     call: &'static str,

@@ -93,8 +93,8 @@ impl fmt::Debug for DeferredCall {
 }
 
 impl DeferredCall {
-    /// Calls NVSHMEM. The calling thread must hold the gate, which is the lock for calls of
-    /// NVSHMEM. If the call fails, leaks the value in `held`, because NVSHMEM may still use this
+    /// Makes the deferred call. The calling thread must hold the gate, which is the lock for calls
+    /// of NVSHMEM. If the call fails, leaks the value in `held`, because NVSHMEM may still use this
     /// value.
     fn make(self, comm: &Comm) {
         if let Err(error) = (self.run)(comm, self.address) {

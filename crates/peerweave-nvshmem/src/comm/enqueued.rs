@@ -21,9 +21,10 @@ use crate::sys::nvshmem_team_t;
 pub(crate) struct InFlight {
     /// All streams that were passed to NVSHMEM.
     pub(crate) used: Arc<Streams>,
-    /// The common order of two kinds of calls: the collectives of all predefined teams, and all
-    /// setup calls. They share one order, because NVSHMEM implements a collective of all PEs partly
-    /// by collectives of the node team and of the same-index team.
+    /// The order that two kinds of calls share: collectives of the predefined teams, and setup
+    /// calls of all PEs or of a predefined team. NVSHMEM implements a collective of all PEs partly
+    /// by collectives of the node team and of the same-index team, so one order covers all of these
+    /// calls.
     world_order: Arc<Order>,
     /// One [`Order`] for each team that the program created. The order makes the team's collectives
     /// run one after the other, even on different streams. The key is the team's handle.
@@ -35,8 +36,8 @@ pub(crate) struct InFlight {
     /// A token. Every captured graph that calls NVSHMEM owns a clone. While a clone exists, NVSHMEM
     /// cannot be finalised.
     pub(crate) captured: Arc<()>,
-    /// A token. The guard of each initialised module owns a clone. While a clone exists, NVSHMEM
-    /// cannot be finalised.
+    /// A token. The guard of each CUDA module that was initialised with NVSHMEM's state owns a
+    /// clone. While a clone exists, NVSHMEM cannot be finalised.
     pub(crate) modules: Arc<()>,
 }
 
@@ -124,10 +125,10 @@ pub(crate) fn is_alone<T>(value: &Arc<T>) -> bool {
     is_alone
 }
 
-/// Calls `run`, which calls cudarc, and keeps an error that cudarc has recorded earlier. cudarc
-/// records the errors of destructors in the context. `run` would return such an error, and clear
-/// it. This function therefore removes the error before it calls `run`, and restores the error
-/// afterwards.
+/// Calls `run`, which uses cudarc, and preserves an earlier error of the context. cudarc records
+/// the errors of destructors in the context. The next call of cudarc returns a recorded error and
+/// clears it. This function therefore removes the error before it calls `run`, and records the
+/// error again afterwards.
 pub(crate) fn with_error_preserved<R>(context: &CudaContext, run: impl FnOnce() -> R) -> R {
     let earlier = context.check_err();
     let result = run();

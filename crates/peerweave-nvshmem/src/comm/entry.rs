@@ -177,7 +177,8 @@ impl Drop for Finalizing<'_> {
 /// for other PEs or for the device. While this value exists, no other thread can call NVSHMEM.
 pub(crate) struct Entered<'a> {
     comm: &'a Comm,
-    /// The guard of the gate. `None` after a call that timed out or panicked.
+    /// The guard of the gate. `None` after a call has timed out or panicked, because the worker
+    /// thread has taken the guard.
     inside: Option<Sent>,
 }
 

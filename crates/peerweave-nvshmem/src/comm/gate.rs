@@ -108,10 +108,11 @@ pub(crate) struct Worker {
     jobs: Mutex<Sender<Job>>,
 }
 
-/// The reason why a call has no result.
+/// The reason why [`Worker::run`] returns no result of a call.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum NoAnswer {
-    /// The deadline has passed, and the call is still running.
+    /// The deadline has passed, and the worker thread is still running the call. The field is the
+    /// duration of the wait.
     Late(Duration),
     /// The call panicked.
     Panicked,

@@ -1,5 +1,5 @@
-//! Numbers that identify teams, ids and collective calls. Every PE computes the same numbers
-//! without communication.
+//! The hash (FNV-1a) by which the PEs compute numbers that identify teams and unique ids. Every PE
+//! computes the same numbers without communication.
 
 /// Initial value of a hash that identifies a team or an id (FNV-1a).
 pub(crate) const SEED: u64 = 0xcbf2_9ce4_8422_2325;

@@ -65,8 +65,8 @@ pub(crate) struct Comm {
     /// The lock for collective setup calls. Before the PEs compare their arguments, the calling
     /// thread acquires this lock. The thread holds the lock until the setup call has returned.
     setup: Mutex<()>,
-    /// A token that is dropped last, because it is the last field. Once the token has been dropped,
-    /// all other fields have been dropped too, including the rendezvous.
+    /// A token by which `Context::gone` detects that this struct has been dropped. The token is the
+    /// last field, so it is dropped after all other fields, including the rendezvous.
     pub(crate) alive: Arc<()>,
 }
 

@@ -19,7 +19,7 @@ use crate::comm::Comm;
 use crate::comm::streams::{Streams, wait_all};
 use crate::error::{MisuseKind, NvshmemError};
 
-/// The list of incomplete transfers.
+/// Tracks the incomplete `nbi` transfers, which run on NVSHMEM's own streams.
 #[derive(Default)]
 pub(crate) struct Pending {
     open: Mutex<Open>,
@@ -28,15 +28,13 @@ pub(crate) struct Pending {
     taken: peerweave_driver::Streams,
 }
 
-/// The memory that incomplete transfers use. `memory` has an element for each allocation: the list
-/// of the streams that use the allocation. When a stream starts to wait for the transfers, the
-/// stream is added to the lists of all these allocations.
+/// The memory of the incomplete transfers for which no stream waits yet. `memory` has an element
+/// for each allocation: the list of the streams that use the allocation. When a stream starts to
+/// wait for the transfers, the stream is added to each of these lists, and `memory` is emptied.
 pub(crate) struct Open {
     memory: Vec<Arc<Streams>>,
-    /// Number of the current list in `memory`, counted from 1. A new list begins each time `memory`
-    /// is emptied. [`Streams::pending`] of an allocation is the number of the list to which the
-    /// allocation was last added. So the allocation is in `memory` if and only if the two numbers
-    /// are equal.
+    /// One more than the number of times that `memory` was emptied. [`Streams::pending`] of an
+    /// allocation equals this number if and only if the allocation is in `memory`.
     emptied: u64,
 }
 
@@ -69,8 +67,9 @@ impl Pending {
         self.open.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Adds the memory of a transfer to the list. The caller keeps the returned lock until the
-    /// transfer is enqueued.
+    /// Adds the memory of a transfer to the list: its two buffers, and its signal word if there is
+    /// one. Each element of `memory` is the list of the streams that use one allocation. The caller
+    /// keeps the returned lock until the transfer is enqueued.
     pub(crate) fn add(&self, memory: [Option<&Arc<Streams>>; 3]) -> MutexGuard<'_, Open> {
         let mut open = self.lock();
         memory.into_iter().flatten().for_each(|streams| open.note(streams));
@@ -96,15 +95,15 @@ impl Pending {
         Ok(open)
     }
 
-    /// Returns an error if transfers are incomplete, because a stream that is being captured cannot
-    /// wait for the transfers.
+    /// Returns an error if `nbi` transfers are incomplete. Called for a stream that is being
+    /// captured, because a graph cannot wait for these transfers.
     pub(crate) fn check_capture(&self, call: &'static str) -> Result<(), NvshmemError> {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`: these
-    /// streams wait for transfers that have left the list. Then calls `quiet`, which must complete
-    /// the transfers in the list, and empties the list.
+    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`, which
+    /// wait for transfers that are no longer in the list. Then calls `quiet`, which must complete
+    /// the transfers in the list. Finally empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,

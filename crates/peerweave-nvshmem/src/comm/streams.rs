@@ -36,11 +36,10 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// Number of the list in `Open::memory` (in `pending.rs`) to which the resource was last added.
-    /// `Open::memory` lists the memory that incomplete transfers use. Each time the list is
-    /// emptied, a list with a new number begins. The resource is in the current list if this number
-    /// equals `Open::emptied`. The number is 0 if the resource was never added to a list, or is not
-    /// memory.
+    /// Copy of `Open::emptied` (in `pending.rs`) from the time when the memory was last added to
+    /// `Open::memory`. That list contains the memory that incomplete transfers use. The memory is
+    /// in the list if and only if both numbers are equal. The copy is 0 if the memory was never in
+    /// the list, or if the resource is not memory.
     pub(crate) pending: AtomicU64,
 }
 

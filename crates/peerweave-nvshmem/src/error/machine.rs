@@ -1,4 +1,5 @@
-//! Problems of the machine or of the job that are found before NVSHMEM is called.
+//! Errors for a missing plug-in, and for problems of the machine or of the job. All problems except
+//! [`PreflightError::NotAlone`] are found before NVSHMEM is initialised.
 
 use std::path::PathBuf;
 
@@ -109,7 +110,7 @@ pub enum PreflightError {
         needed_bytes: u64,
     },
     /// The device has too little free memory for the symmetric heap.
-    #[error("device {device} has {free_bytes} bytes free, expected {needed_bytes} for the symmetric heap")]
+    #[error("device {device} has {free_bytes} bytes free, expected at least {needed_bytes} for the symmetric heap")]
     DeviceMemory {
         /// Ordinal of the device.
         device: usize,

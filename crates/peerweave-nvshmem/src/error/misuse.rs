@@ -117,11 +117,9 @@ pub enum MisuseKind {
     /// Two buffers of the call overlap, and the call writes at least one of the two.
     #[error("{read} and {written} overlap at {address:#x}, expected separate memory")]
     Overlap {
-        /// Name of the first buffer. The call reads this buffer, unless it is a signal word or the
-        /// target of a get, which the call writes.
+        /// Name of one of the two buffers, for example the source of a put, or the target of a get.
         read: &'static str,
-        /// Name of the second buffer. The call writes this buffer, unless it is the source of a
-        /// get, which the call reads.
+        /// Name of the other buffer, for example the target of a put, or the source of a get.
         written: &'static str,
         /// The first address that is in both buffers.
         address: u64,
@@ -134,14 +132,14 @@ pub enum MisuseKind {
         /// The element type.
         dtype: peerweave_types::DType,
     },
-    /// NVSHMEM already runs in this process with different arguments, or has already read different
-    /// settings.
+    /// NVSHMEM already runs in this process with different arguments, was initialised by other
+    /// code, or has already read different settings.
     #[error("NVSHMEM already runs in this process with {what} {found}, expected {asked}; a process can run only one NVSHMEM")]
     AlreadyInitialized {
-        /// Name of the argument that differs.
+        /// Name of the argument or setting that differs. The text is "an initialisation" if other
+        /// code has initialised NVSHMEM.
         what: &'static str,
-        /// The current value of this argument. NVSHMEM runs with this value, or has already read
-        /// this value.
+        /// The value with which NVSHMEM runs, or the setting that NVSHMEM has already read.
         found: String,
         /// The value that this call requests.
         asked: String,

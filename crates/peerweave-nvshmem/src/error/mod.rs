@@ -260,7 +260,7 @@ impl fmt::Display for DeadState {
         match self {
             Self::Finalized => f.write_str("the context has been finalised"),
             Self::InitFailed => {
-                f.write_str("an earlier initialisation failed in this process, and NVSHMEM cannot be initialised again")
+                f.write_str("NVSHMEM's initialisation has failed and cannot be repeated in this process; end the process")
             }
             Self::Stuck { inside } => write!(f, "the call {inside} has not returned from NVSHMEM; end the process"),
             Self::Broken { by } => write!(f, "NVSHMEM is unusable because the call {by} failed; end the process"),

@@ -39,9 +39,9 @@ impl Handle {
         Self(Arc::clone(allocation))
     }
 
-    /// Returns a new `Arc` that contains another handle to the memory. The memory is not freed
-    /// while a clone of this `Arc` exists. A `Weak` of this `Arc` does not break the module's
-    /// invariant: when all clones have been dropped, the `Weak` can no longer be upgraded.
+    /// Returns an owner that keeps the memory from being freed: an `Arc` around another handle. A
+    /// `Weak` of this `Arc` does not break the module's invariant, because it cannot be upgraded
+    /// once the handle has been dropped.
     pub(crate) fn keep(&self) -> Keep {
         Arc::new(self.clone())
     }

@@ -10,7 +10,8 @@ use crate::comm::enqueued::with_error_preserved;
 use crate::error::NvshmemError;
 use crate::library::Settings;
 
-/// Limits of the heap that follow from the settings.
+/// The settings that determine which requests NVSHMEM can satisfy: whether the heap can grow, by
+/// which step, and up to which size.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Whether the heap has a fixed size. If a request is too large for such a heap, NVSHMEM

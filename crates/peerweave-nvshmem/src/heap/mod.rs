@@ -91,10 +91,11 @@ impl Heap {
         Registration(registered)
     }
 
-    /// Checks that the hardware can access `local` in a transfer. `local` is the memory of this PE
-    /// that the transfer reads or writes. A copy engine can access all memory of the machine, but a
-    /// network can access only symmetric or registered memory. Returns the registration that the
-    /// transfer needs, or `None`.
+    /// Checks that NVSHMEM can transfer data between two ranges of memory: `local` (address and
+    /// length in bytes) on this PE, and `remote` on PE `pe`. If this process has mapped the memory
+    /// of `pe`, `local` may be any memory. Otherwise the transfer uses the network, and `local`
+    /// must be symmetric or registered. Returns the registration that the transfer needs, or
+    /// `None`.
     pub(crate) fn check_reach(
         &self,
         call: &'static str,

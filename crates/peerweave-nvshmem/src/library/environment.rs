@@ -20,8 +20,8 @@ unsafe extern "C" {
     safe static environ: AtomicPtr<*const c_char>;
 }
 
-/// A list of environment variables in C's form, with the terminating null pointer. The process uses
-/// the list as its environment now, or used it earlier.
+/// An array of pointers to `NAME=value` strings, terminated by a null pointer, as in C's `environ`.
+/// The array and the strings are never freed, because other threads may still read them.
 struct List(&'static [*const c_char]);
 
 // SAFETY: the threads share the addresses of strings that are never changed or freed, so no
@@ -29,9 +29,9 @@ struct List(&'static [*const c_char]);
 // this.
 unsafe impl Send for List {}
 
-/// All lists of environment variables that this module has created, and the strings in these lists.
-/// They are never freed, because other threads may still read them. A thread that changes the
-/// environment locks [`MADE`] during the change.
+/// All arrays that this module has installed as the environment, and their strings. None of these
+/// is ever freed, because other threads may still read it. A thread that changes the environment
+/// locks [`MADE`] during the change.
 struct Made {
     texts: BTreeSet<&'static CStr>,
     lists: Vec<List>,
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn environ_array_loaded_by_a_reader_is_never_modified() {
+    fn environment_changes_do_not_modify_the_old_environ_array() {
         let _alone = alone();
         change(&[set("PEERWEAVE_TEST_LIST", "0")]);
         let found = environ.load(Ordering::Acquire);
@@ -167,7 +167,10 @@ mod tests {
         };
         // Other tests of this process may change the environment at the same time.
         let needs_no_more = || back_and_forth() == back_and_forth();
-        assert!((0..1000).any(|_| needs_no_more()), "every change of the environment allocates memory");
+        assert!(
+            (0..1000).any(|_| needs_no_more()),
+            "each of 1000 repeated changes allocated memory, expected at least one that allocated none"
+        );
     }
 
     #[test]

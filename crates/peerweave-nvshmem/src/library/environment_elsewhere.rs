@@ -1,4 +1,4 @@
-//! The environment of the process on systems without NVSHMEM.
+//! Replaces `environment.rs` on systems other than Unix, where NVSHMEM does not exist.
 
 use std::ffi::OsString;
 

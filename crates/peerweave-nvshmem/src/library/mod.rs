@@ -82,7 +82,7 @@ static LOADED: Registry<Functions> = Registry::new(
     "libnvshmem_host.so",
     "peerweave-nvshmem",
     OLDEST,
-    "NVSHMEM's plug-ins may call the functions of the library that peerweave-nvshmem does not use",
+    "NVSHMEM's plug-ins may call functions of the wrong library; load only one NVSHMEM library",
 );
 
 impl Nvshmem {
@@ -317,7 +317,8 @@ impl Nvshmem {
         self.unsupported(name, missing.since.parse().ok())
     }
 
-    /// Returns whether this process was forked from a process that had loaded a library.
+    /// Returns whether this process is a forked child of a process that had loaded an NVSHMEM
+    /// library.
     pub(crate) fn is_forked() -> bool {
         FIRST.get().is_some_and(|guard| guard.is_forked())
     }
@@ -414,7 +415,7 @@ fn check_plugin(directory: &Path, stem: &str, abi: Option<u32>, version: Version
 
 fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
     let unusable = |call| {
-        let found = Version::new(0, 0, 0);
+        let found = Version::UNKNOWN;
         NvshmemError::from(Unsupported { product: PRODUCT, what: call, since: Some(OLDEST), found, path: Arc::clone(path) })
     };
     let (mut major, mut minor, mut patch) = (0, 0, 0);
@@ -423,9 +424,7 @@ fn version_of(api: &Api, path: &Arc<Path>) -> Result<Version, NvshmemError> {
         .map_err(|missing| unusable(missing.name))?;
     match (major.try_into(), minor.try_into(), patch.try_into()) {
         (Ok(major), Ok(minor), Ok(patch)) => Ok(Version::new(major, minor, patch)),
-        _ => Err(unusable(
-            "the crate peerweave-nvshmem (the version is unknown, because nvshmemx_vendor_get_version_info returned an invalid number)",
-        )),
+        _ => Err(unusable("the crate peerweave-nvshmem")),
     }
 }
 

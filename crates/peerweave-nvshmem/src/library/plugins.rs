@@ -1,8 +1,9 @@
-//! Checks that the plug-in of a bootstrap can be loaded, before NVSHMEM loads it.
+//! The plug-ins by which PEs connect to each other (bootstrap plug-ins): which one NVSHMEM will
+//! load, and a check that it can be loaded.
 //!
-//! `mod.rs` checks the versions in file names. Invariant: NVSHMEM is not started if a plug-in in
-//! its directory cannot be loaded. NVSHMEM would only print the error, and NVSHMEM 3.4.5 would end
-//! the process by a double free.
+//! `mod.rs` checks the versions in the names of plug-in files. Invariant: NVSHMEM is not started if
+//! its bootstrap plug-in is in the library's directory but cannot be loaded. NVSHMEM would only
+//! print the error, and NVSHMEM 3.4.5 would end the process by a double free.
 
 use std::path::Path;
 
@@ -13,15 +14,15 @@ use crate::{Nvshmem, Settings};
 /// suffix. The second text is the environment variable by which the user can replace the plug-in.
 pub(crate) const OF_IDS: (&str, &str) = ("nvshmem_bootstrap_uid", "NVSHMEM_BOOTSTRAP_UID_PLUGIN");
 
-/// Returns the plug-in for MPI. The first text is the plug-in's file name without suffix. The
-/// second text is the environment variable by which the user can replace the plug-in.
+/// Returns the plug-in for the bootstrap by MPI: its file name without suffix, and the environment
+/// variable by which the user can replace it. The result is never `None`.
 pub(crate) fn of_mpi() -> Option<(&'static str, &'static str)> {
     Some(("nvshmem_bootstrap_mpi", "NVSHMEM_BOOTSTRAP_MPI_PLUGIN"))
 }
 
-/// Returns the plug-in for the bootstrap that the settings select. The two texts have the same
-/// meaning as in [`OF_IDS`]. Returns `None` if this crate does not know the selected bootstrap. In
-/// this case, NVSHMEM alone interprets the setting.
+/// Returns the plug-in for the bootstrap that `settings` select: its file name without suffix, and
+/// the environment variable by which the user can replace it. Returns `None` for a bootstrap that
+/// this crate does not know. NVSHMEM alone then interprets the setting.
 ///
 /// # Errors
 /// [`MisuseKind::Text`] if the selected bootstrap is `UID` or `PLUGIN`. No launcher provides these
@@ -38,19 +39,22 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
         "MPI" => of_mpi(),
         "SHMEM" => Some(("nvshmem_bootstrap_shmem", "NVSHMEM_BOOTSTRAP_SHMEM_PLUGIN")),
         "UID" | "PLUGIN" => {
-            let (what, why) =
-                ("NVSHMEM_BOOTSTRAP", "a launcher connects PEs by PMI, MPI or SHMEM; for an id, call from_unique_id");
+            let (what, why) = (
+                "NVSHMEM_BOOTSTRAP",
+                "the value is UID or PLUGIN, expected PMI, MPI or SHMEM; to start with an id, call from_unique_id",
+            );
             return Err(NvshmemError::misuse("Context::from_launcher", MisuseKind::Text { what, why }));
         }
         _ => None,
     })
 }
 
-/// Checks that the plug-in in the library's directory can be loaded. Like NVSHMEM, resolves all
-/// functions of the plug-in immediately.
+/// Loads `plugin` from the directory of the NVSHMEM library, to check that it can be loaded. Like
+/// NVSHMEM, immediately resolves all functions that the plug-in needs.
 ///
-/// If this directory does not contain the plug-in, the check succeeds, because the plug-in may be
-/// elsewhere. A plug-in that an environment variable selects is not checked.
+/// Succeeds without loading anything if `plugin` is `None`, or if its environment variable selects
+/// another plug-in. The same is true if the library's directory is unknown or does not contain the
+/// plug-in, which may be elsewhere.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.

@@ -217,8 +217,9 @@ impl Settings {
         self.all_effective().iter().filter(|(name, _)| !is_local(name)).map(one).collect::<Vec<_>>().join(" ")
     }
 
-    /// Returns the variables that NVSHMEM reads only once per process, with their values. Omits the
-    /// variables `NVSHMEM_BOOTSTRAP_UID_*`, because a bootstrap by an id reads them each time.
+    /// Returns the names and values of the `NVSHMEM_*` variables, from these settings and from the
+    /// environment. Omits the variables `NVSHMEM_BOOTSTRAP_UID_*`. NVSHMEM reads these at each
+    /// bootstrap by an id, and all others only once in a process.
     fn all_effective(&self) -> BTreeMap<String, String> {
         let known = std::env::vars_os().filter_map(|(name, _)| name.into_string().ok()).chain(self.variables.keys().cloned());
         let read = known.filter(|name| name.starts_with("NVSHMEM_") && !name.starts_with("NVSHMEM_BOOTSTRAP_UID_"));
@@ -264,8 +265,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets the variables in the environment. [`Environment::restore`] restores the previous
-    /// values. Until then, other threads that call this function wait.
+    /// Sets these variables in the environment of the process. Dropping the returned value restores
+    /// the previous values. While the returned value lives, calls of this function by other threads
+    /// wait.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());

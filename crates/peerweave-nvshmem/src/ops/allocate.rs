@@ -132,7 +132,9 @@ impl Context {
             entered.block("nvshmem_barrier_all", |api, _| unsafe { api.nvshmem_barrier_all() })?;
         }
         if address == 0 {
-            let detail = format!("{bytes} bytes of symmetric memory: the heap or the device has too little memory");
+            let detail = format!(
+                "NVSHMEM could not allocate {bytes} bytes, because the symmetric heap or the device has too little memory"
+            );
             return Err(comm.nvshmem.failure(call, None, detail));
         }
         let allocation = self.heap.add_allocation(address as u64, bytes, None);
@@ -187,9 +189,10 @@ impl Context {
     }
 }
 
-/// Checks that an allocation has succeeded. `usable` is the result of this PE; if it is an error,
-/// this error is returned. If the PEs have a rendezvous, also returns an error if another PE has an
-/// error, or if only some PEs received memory. Each of these errors makes NVSHMEM unusable.
+/// Checks that all PEs have the same outcome of an allocation: all received memory, or none did.
+/// `address` is 0 if this PE received no memory. If `usable` is an error, returns this error.
+/// Without a rendezvous, makes no other check. After an error of this function, NVSHMEM is
+/// unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

@@ -17,8 +17,8 @@ use crate::ops::enqueue::{Enqueue, by_width, check_apart, check_len, overlap, po
 use crate::sys::{self, CType, Families};
 use crate::{SymmetricBuffer, Team};
 
-/// Returns the C type with which NVSHMEM reduces elements of type `dtype`, or `None` if NVSHMEM has
-/// no such type.
+/// Returns the C type in the names of NVSHMEM's reductions of `dtype` elements. Returns `None` if
+/// NVSHMEM cannot reduce such elements.
 fn reduced(dtype: DType) -> Option<CType> {
     Some(match dtype {
         DType::I8 => CType::Int8,

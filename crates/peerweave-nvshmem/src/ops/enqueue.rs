@@ -31,18 +31,18 @@ pub(crate) struct Enqueue<'a> {
     team: Option<&'a Team>,
     /// The effect of this call on the `nbi` transfers, which run on NVSHMEM's own streams.
     left: NbiEffect<'a>,
-    /// The registration of this PE's memory, if the transfer needs one. This handle keeps the
-    /// memory registered until NVSHMEM has enqueued the transfer. From then on, the memory stays
-    /// registered until the stream has completed its work.
+    /// The registration of this PE's memory, if the transfer needs one. The value is held until
+    /// NVSHMEM has enqueued the transfer, so that the memory stays registered until then. Later,
+    /// the memory stays registered until the streams that use the registration have completed.
     registered: Option<Arc<Registered>>,
 }
 
 /// The effect of a call on the `nbi` transfers, which run on NVSHMEM's own streams.
 enum NbiEffect<'a> {
     Nothing,
-    /// The call starts an `nbi` transfer. The transfer uses two buffers, and possibly a signal
-    /// word. The array has one element for each of them: the list of the streams that use this
-    /// memory. The last element is `None` if the transfer has no signal word.
+    /// The call starts an `nbi` transfer. The array has an element for each buffer of the transfer,
+    /// and one for the signal word, which is `None` without a signal. An element is the list of the
+    /// streams that use the memory.
     Transfer([Option<&'a Arc<Streams>>; 3]),
     /// The call makes its stream wait for all transfers on NVSHMEM's own streams.
     WaitsForAll,
@@ -61,7 +61,8 @@ impl<'a> Enqueue<'a> {
         if self.capturing { Err(NvshmemError::misuse(self.call, MisuseKind::Context { why })) } else { Ok(()) }
     }
 
-    /// Adds symmetric memory to the call, and returns the address of the memory.
+    /// Records that the call uses the memory of `buffer`, so that the memory stays allocated until
+    /// the stream has completed the call. Returns the address of the memory on this PE.
     pub(crate) fn symmetric<T>(&mut self, what: &'static str, buffer: &SymmetricBuffer<T>) -> Result<u64, NvshmemError> {
         check_context(self.comm, self.call, what, buffer)?;
         buffer.allocation.note(self.stream);
@@ -85,8 +86,8 @@ impl<'a> Enqueue<'a> {
         }
     }
 
-    /// Records that the call will make its stream wait for all `nbi` transfers, which run on
-    /// NVSHMEM's own streams. Returns an error if the stream is being captured and transfers are
+    /// Records that the call makes its stream wait for NVSHMEM's own streams, on which `nbi`
+    /// transfers run. Returns an error if the stream is being captured while `nbi` transfers are
     /// incomplete.
     pub(crate) fn waits_for_nbi(&mut self) -> Result<(), NvshmemError> {
         self.left = NbiEffect::WaitsForAll;
@@ -94,10 +95,9 @@ impl<'a> Enqueue<'a> {
         if self.capturing { self.comm.enqueued.pending.check_capture(self.call) } else { Ok(()) }
     }
 
-    /// Checks that the hardware can access this PE's memory in a transfer. If the transfer needs a
-    /// registration of this memory, the registration is kept until the stream has completed its
-    /// work. In a capture, the registration is kept as long as the graph exists. If both buffers
-    /// are on this PE, also checks that source and target do not overlap.
+    /// Makes the checks of [`check_pair`]. If the transfer needs a registration of this PE's
+    /// memory, keeps the registration until the stream has completed its work. In a capture, keeps
+    /// the registration as long as the graph exists.
     pub(crate) fn reach(
         &mut self,
         heap: &Heap,
@@ -173,8 +173,8 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Makes the prepared call, like [`call`](Self::call). `function` returns a status code of
-    /// NVSHMEM. A code other than success is returned as an error.
+    /// Makes the prepared call, like [`call`](Self::call), but `function` returns a status code of
+    /// NVSHMEM. Returns an error for any code other than success.
     ///
     /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
     /// once.
@@ -273,9 +273,9 @@ pub(crate) fn check_apart(
     }
 }
 
-/// Checks that the hardware can access this PE's memory in a transfer. If both buffers are on this
-/// PE, also checks that the buffers do not overlap. Returns the registration that the transfer
-/// needs, or `None`.
+/// Checks the memory of a transfer of `bytes` bytes: `local` on this PE, and the symmetric memory
+/// `remote` on PE `pe`. Makes the checks of [`Heap::check_reach`]. If `pe` is this PE, also checks
+/// that the two do not overlap. Returns the registration that the transfer needs, or `None`.
 pub(crate) fn check_pair(
     heap: &Heap,
     call: &'static str,
@@ -327,7 +327,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_transferred_as_integers_of_their_size() {
+    fn element_is_transferred_as_an_unsigned_integer_of_equal_size() {
         assert_eq!(by_width::<i8>(), CType::Uint8);
         assert_eq!(by_width::<i32>(), CType::Uint32);
         assert_eq!(by_width::<f64>(), CType::Uint64);

@@ -24,14 +24,14 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// A token. While this guard exists, the token prevents finalising NVSHMEM. Without it, NVSHMEM
-    /// could be finalised and started again, and the new start would write NVSHMEM's state into the
-    /// module.
+    /// A clone of a token. NVSHMEM cannot be finalised while clones exist. Otherwise, NVSHMEM could
+    /// be finalised and started again before this guard is dropped. The new start would then write
+    /// NVSHMEM's state into the module.
     _counted: Arc<()>,
 }
 
-/// The driver's handle of a module or of a CUDA library. The handle is a pointer. It is stored as a
-/// number, so that the value can be sent to any thread.
+/// A CUDA module or library: the driver's handle, which is a pointer. It is stored as a number, so
+/// that this type is `Send`.
 #[derive(Clone, Copy, Debug)]
 enum Kind {
     Module(usize),
@@ -88,12 +88,13 @@ impl Context {
         Ok(self.guard(Kind::Library(address), held))
     }
 
-    /// Waits for the default stream and for every stream that has been used with this context. Then
-    /// calls `tell`, which calls NVSHMEM's function for the module. This function of NVSHMEM copies
-    /// data on the default stream, and waits for the whole device.
+    /// Calls `tell`, which calls NVSHMEM's initialisation function for a module or library. That
+    /// function copies data on the default stream, and waits for the whole device. This function
+    /// therefore first waits for the default stream, and for every stream that has been used with
+    /// this context.
     ///
-    /// If the wait before `tell` times out, this function returns an error, and the context stays
-    /// usable. If the call of NVSHMEM times out, the context becomes unusable.
+    /// If the first wait times out, returns an error, and the context stays usable. If NVSHMEM's
+    /// function times out, the context becomes unusable.
     fn init_with(
         &self,
         call: &'static str,

@@ -1,5 +1,5 @@
-//! Memory from outside the heap, which is made symmetric on every PE, or is registered so that this
-//! PE can use it in transfers.
+//! Registration of memory from outside the heap. Either all PEs together make such memory
+//! symmetric, or one PE registers it for its own network transfers.
 
 use peerweave_driver::cudarc::driver::sys::CUpointer_attribute;
 use peerweave_driver::{CudaCode, DeviceBuffer, Driver, DriverError, bind_if_needed};
@@ -118,14 +118,13 @@ impl Context {
     /// Registers memory that this PE uses as the source of puts or as the target of gets. Only
     /// transfers over the network need this call.
     ///
-    /// This call is not collective. Once the returned value has been dropped and the streams that
-    /// use the memory have completed, the memory is unregistered. Until then, the memory stays
-    /// allocated.
+    /// This call is not collective. The memory stays registered and allocated until the returned
+    /// value has been dropped and the streams that use the memory have completed.
     ///
     /// # Errors
     /// [`NvshmemError::Nvshmem`] if the memory overlaps registered memory, or if a network refuses
-    /// the memory. In both cases the memory is leaked, because another network may have registered
-    /// it. [`MisuseKind::Context`] if the memory is borrowed.
+    /// the memory. In both cases the memory is leaked, because NVSHMEM may already have registered
+    /// it with another network. [`MisuseKind::Context`] if the memory is borrowed.
     pub fn register_local<T: Element>(&self, memory: &impl DeviceBuffer<T>) -> Result<Registration, NvshmemError> {
         const CALL: &str = "nvshmemx_buffer_register";
         let comm = &self.comm;
@@ -192,7 +191,9 @@ fn whole_mapping(comm: &Comm, limits: Limits, call: &'static str, address: u64, 
         Ok((code.map_err(DriverError::from)? == CudaCode::SUCCESS).then_some(value))
     };
     if ask(CU_POINTER_ATTRIBUTE_ALLOWED_HANDLE_TYPES)? == Some(0) {
-        return refuse("the memory's handle cannot be shared with other processes, so the memory cannot be made symmetric");
+        return refuse(
+            "memory without a shareable handle cannot be made symmetric; allocate the memory with a shareable handle type",
+        );
     }
     let mapping = ask(CU_POINTER_ATTRIBUTE_MAPPING_BASE_ADDR)?.zip(ask(CU_POINTER_ATTRIBUTE_MAPPING_SIZE)?);
     if mapping.is_some_and(|mapping| mapping != (address, bytes as u64)) {

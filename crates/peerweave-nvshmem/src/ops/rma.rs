@@ -38,7 +38,7 @@ fn span(call: &'static str, what: &'static str, stride: usize, count: usize, len
     }
 }
 
-const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM uses its own streams or a value that does not outlive the call";
+const NO_CAPTURE: &str = "the stream is being captured, and a graph cannot contain this transfer, because NVSHMEM makes the transfer on its own streams";
 
 impl Context {
     /// Writes `source` to `target` on the PE `pe`, in stream order.
@@ -315,7 +315,9 @@ impl Context {
     ) -> Result<(), NvshmemError> {
         const CALL: &str = "nvshmemx_p_on_stream";
         let mut enqueue = Enqueue::begin(&self.comm, CALL, stream)?;
-        enqueue.not_captured(NO_CAPTURE)?;
+        enqueue.not_captured(
+            "the stream is being captured, and a graph cannot contain this transfer, because the value that NVSHMEM would read may be lost when the call returns; use put",
+        )?;
         let to = self.comm.check_pe(CALL, "the PE", pe)?;
         one_at_least(CALL, "the target", target)?;
         let remote = enqueue.symmetric("the target", target)?;

@@ -19,7 +19,7 @@ use crate::ops::enqueue::{by_width, check_context, check_len, check_pair, pointe
 use crate::ops::rma::one_at_least;
 use crate::{SymmetricBuffer, sys};
 
-/// Calls the macro `$call` with an unsigned integer type: the type that has the same size as `$T`.
+/// Calls the macro `$call` with `u8`, `u16`, `u32` or `u64`: the type that has the size of `$T`.
 /// NVSHMEM's functions take and return single elements as such integers.
 macro_rules! by_bits {
     ($T:ty, $call:ident) => {

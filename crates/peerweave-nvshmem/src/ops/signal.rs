@@ -223,8 +223,9 @@ impl Context {
     /// Completes, in stream order, the puts and gets that this PE enqueued earlier on `stream`.
     /// Also makes `stream` wait for pending `nbi` transfers, which run on NVSHMEM's own streams.
     ///
-    /// Exception: if an earlier quiet or barrier made a different stream wait for an `nbi`
-    /// transfer, this call does not complete that transfer.
+    /// Exception: NVSHMEM treats an `nbi` transfer as complete once a quiet or barrier has made a
+    /// stream wait for it. If that was a different stream, this call does not wait for the
+    /// transfer.
     ///
     /// # Errors
     /// [`MisuseKind::Device`] if `stream` belongs to another device. [`NvshmemError::Dead`] if

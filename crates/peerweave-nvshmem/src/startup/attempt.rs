@@ -24,7 +24,8 @@ pub(super) enum Bootstrapping {
     /// A start by MPI. The field is the address of the communicator. The address is stored as a
     /// number, so that it can be sent to another thread.
     Mpi(usize),
-    /// A start by the launcher of the job.
+    /// A start by a launcher, which has started the processes. The settings select the service by
+    /// which the PEs connect.
     Launcher,
 }
 
@@ -47,15 +48,15 @@ pub(super) enum Begun {
 }
 
 impl Start {
-    /// Begins an initialisation. If this process cannot start NVSHMEM, returns the reason in
-    /// [`Begun::Refused`] or as an error. The caller must send the reason in [`Begun::Refused`] to
-    /// the other PEs.
+    /// Begins an initialisation. If NVSHMEM already runs with equal arguments, returns
+    /// [`Begun::Running`]. If this process cannot start NVSHMEM, returns the reason, as
+    /// [`Begun::Refused`] or as an error. The caller must send only the reason in
+    /// [`Begun::Refused`] to the other PEs.
     ///
     /// # Errors
-    /// Returns an error if this process cannot start NVSHMEM and the other PEs must not receive the
-    /// reason. This is the case in a forked child. This is also the case if NVSHMEM is starting,
-    /// running or ending in this process with the same bootstrap. If NVSHMEM runs with equal
-    /// arguments, the call succeeds with [`Begun::Running`].
+    /// Returns the reason as an error in a forked child. The same is true if NVSHMEM is starting,
+    /// running or ending in this process by the same bootstrap, with the same id, communicator or
+    /// rendezvous.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -186,8 +187,8 @@ fn busy(call: &'static str, why: &'static str) -> NvshmemError {
     NvshmemError::misuse(call, MisuseKind::Context { why })
 }
 
-/// Checks that two initialisations have the same arguments. If not, the error names the first
-/// argument that differs.
+/// Checks that a new initialisation asks for the same arguments as the running one. Otherwise
+/// returns [`MisuseKind::AlreadyInitialized`], which names the first argument that differs.
 fn same(call: &'static str, running: &Arguments, asked: &Arguments) -> Result<(), NvshmemError> {
     let differ = |what, found: String, asked: String| {
         Err(NvshmemError::misuse(call, MisuseKind::AlreadyInitialized { what, found, asked }))
@@ -264,9 +265,9 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not begun to start NVSHMEM. When a PE begins, it stores a value at the
-/// rendezvous, so this function queries these values. `life` is the number of the id with which the
-/// PEs start NVSHMEM. The number distinguishes this start from earlier starts.
+/// Returns the PEs that have not begun to start NVSHMEM. A PE that begins stores a value under the
+/// key [`began_key`] at the rendezvous, so this function looks up these keys. `life` identifies
+/// this start among all starts: it is the number of the id by which the PEs connect.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

@@ -26,7 +26,8 @@ pub struct FinalizeReport {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Leak {
-    /// Number of the allocation, which is the same on every PE.
+    /// Number of the allocation, the same on every PE. The allocations of a context are counted
+    /// from 1.
     pub allocation: u64,
     /// Length of the allocation on each PE, in bytes.
     pub bytes: usize,
@@ -140,8 +141,9 @@ impl Context {
     }
 }
 
-/// A guard that exists during [`Context::finalize`]. Dropping the guard stores its value as the new
-/// [`ProcessState`]. If NVSHMEM was not finalised, this value is the state before the call.
+/// The [`ProcessState`] after [`Context::finalize`]. Dropping this value makes it the state of the
+/// process. At first it is the state before the call; it is replaced once NVSHMEM has been
+/// finalised.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

@@ -38,7 +38,8 @@ pub(crate) struct StartInfo {
 }
 
 impl StartInfo {
-    /// Returns the fields as one line of text, which this PE sends to the other PEs.
+    /// Returns the data as one line of text. The other PEs convert the line back by
+    /// [`Self::from_text`].
     pub(crate) fn to_text(&self) -> String {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }
@@ -130,14 +131,15 @@ fn generation(context: &CudaContext) -> Result<(), NvshmemError> {
     Err(PreflightError::OldGpu { device, major, minor }.into())
 }
 
-/// Returns an error if other code has initialised NVSHMEM. NVSHMEM only counts initialisations: a
-/// second initialisation would succeed, but would keep the PEs of the first initialisation.
+/// Returns an error if other code in this process has initialised NVSHMEM or connected its PEs.
+/// NVSHMEM only counts initialisations: a second one would succeed, but would use the PEs of the
+/// first.
 fn check_not_initialized(nvshmem: Nvshmem) -> Result<(), NvshmemError> {
     match nvshmem.status()? {
         // `Bootstrapped` is refused too: NVSHMEM would reuse the PEs that are already connected.
         Status::Bootstrapped | Status::Initialized | Status::LimitedSharing | Status::FullSharing => {
-            let (found, asked) = ("that other code has initialised".to_owned(), "NVSHMEM that is not yet initialised".to_owned());
-            let kind = MisuseKind::AlreadyInitialized { what: "NVSHMEM", found, asked };
+            let (found, asked) = ("by other code".to_owned(), "none".to_owned());
+            let kind = MisuseKind::AlreadyInitialized { what: "an initialisation", found, asked };
             Err(NvshmemError::misuse("nvshmemx_init_status", kind))
         }
         _ => Ok(()),

@@ -104,8 +104,7 @@ impl Context {
         let Some(id) = id else {
             return Err(PreflightError::Peer { pe: Pe::new(0), reason: "the PE sent no id".to_owned() }.into());
         };
-        let start =
-            start.expect("this PE can start NVSHMEM, because `from_rendezvous` has already returned if the start was refused");
+        let start = start.expect("`from_rendezvous` has already returned the error of a refused start");
         start.run(ready, inside, Bootstrapping::Id(id, pe.get(), n_pes), device, arguments, Some(rendezvous))
     }
 
@@ -190,9 +189,9 @@ impl Context {
         begin_alone(CALL, Bootstrapping::Mpi(communicator.expose_provenance()), device, arguments)
     }
 
-    /// Starts NVSHMEM on the processes that a launcher has started. The PEs connect through the
-    /// launcher's service: PMI, PMI-2 or PMIx. The variables `NVSHMEM_BOOTSTRAP` and
-    /// `NVSHMEM_BOOTSTRAP_PMI` select the service.
+    /// Starts NVSHMEM on the processes that a launcher has started. By default, the PEs connect
+    /// through a service of the launcher. `NVSHMEM_BOOTSTRAP_PMI` selects PMI, PMI-2 or PMIx.
+    /// `NVSHMEM_BOOTSTRAP` can select MPI or OpenSHMEM instead.
     ///
     /// # Collective
     /// All processes of the job must make this call.

@@ -5,7 +5,8 @@ use super::unique_id::UniqueId;
 
 /// Outcome of the checks that one PE makes before it starts NVSHMEM.
 pub(super) enum Readiness {
-    /// The PE is ready. PE 0 also sends the id.
+    /// The PE is ready. On PE 0, the field is the id by which the PEs connect; on other PEs it is
+    /// `None`.
     Ready(Option<UniqueId>),
     /// The PE cannot start. The text is the reason.
     Cannot(String),

@@ -148,7 +148,8 @@ peerweave_dylib::bindings! {
         "3.3.24" fn nvshmemx_signal_op_on_stream(signal: *mut u64, value: u64, op: c_int, pe: c_int, stream: CUstream);
         /// Waits until a signal word of this PE satisfies a comparison, in stream order.
         "3.3.24" fn nvshmemx_signal_wait_until_on_stream(signal: *mut u64, compare: c_int, value: u64, stream: CUstream);
-        /// Resets the word of a counted signal.
+        /// Sets the counter of counted writes to 0. A counted write adds the number of bytes that
+        /// it has delivered to the counter.
         "3.8.0" fn nvshmemx_signal_counted_reset(signal: *mut u64);
 
         // Transfers by bytes and by width.
@@ -491,7 +492,8 @@ peerweave_dylib::bindings! {
         ) -> c_int;
         /// Ends a region of the program in which NVSHMEM may batch transfers.
         "3.8.0" fn nvshmemx_region_stop(handle: nvshmemx_region_handle_t) -> c_int;
-        /// Stores in `active` whether a region for batched transfers has begun and not ended.
+        /// Stores 1 in `active` if a region for batched transfers has begun and not ended, and has
+        /// all hints in `hints`. Otherwise stores 0.
         "3.8.0" fn nvshmemx_region_is_active(hints: u32, active: *mut c_int) -> c_int;
         /// Creates queue pairs for kernels.
         "3.6.5" fn nvshmemx_qp_create(count: c_int, handles: *mut *mut nvshmemx_qp_handle_t) -> c_int;

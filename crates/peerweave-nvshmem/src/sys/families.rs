@@ -105,8 +105,7 @@ impl Family {
         Self { names, symbols: [const { Symbol::unknown() }; N_TYPES], since }
     }
 
-    /// Returns the address of one function of the family: the function for the C type `kind`. The
-    /// functions of a family differ only in this type.
+    /// Returns the address of the family's function for the C type `kind`.
     ///
     /// # Errors
     /// `MissingSymbol` if the library lacks the function, or if the family has no function for the
@@ -309,7 +308,7 @@ mod tests {
     }
 
     #[test]
-    fn typed_families_declare_1344_distinct_functions() {
+    fn type_specific_functions_have_1344_distinct_names() {
         let names = typed_symbols();
         assert_eq!(names.len(), 1344);
         let distinct: std::collections::BTreeSet<_> = names.iter().map(|symbol| symbol.name).collect();
@@ -325,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn function_for_a_type_that_the_family_lacks_is_an_error() {
+    fn missing_function_for_a_c_type_is_an_error() {
         let families = families();
         let missing = families.and_reduce_on_stream(CType::Float).expect_err("bitwise operations exist only for integers");
         assert_eq!(missing.name, "");

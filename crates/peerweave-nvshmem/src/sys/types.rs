@@ -78,7 +78,8 @@ pub struct nvshmemx_init_attr_t {
     pub args: nvshmemx_init_args_t,
 }
 
-/// The first library version that reads layout 2 of the initialisation structs.
+/// The first NVSHMEM version that uses layout 2 of the initialisation structs, in which
+/// `cuda_device_id` is a field. Earlier versions use layout 1.
 pub const INIT_LAYOUT_2: Version = Version::new(3, 6, 5);
 
 impl nvshmemx_init_attr_t {
@@ -131,7 +132,7 @@ impl nvshmem_team_config_t {
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub struct nvshmemx_region_attrs_t {
-    /// Bit mask of hints.
+    /// Bit mask of `NVSHMEMX_REGION_HINT_*` values; 0 if there are no hints.
     pub hints: u32,
     /// Reserved.
     pub reserved: [c_char; 60],

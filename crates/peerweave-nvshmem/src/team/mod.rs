@@ -97,7 +97,8 @@ struct Core {
     /// Whether the team was created by an id. NVSHMEM's own split function cannot split such a
     /// team.
     by_id: bool,
-    /// Order of the team's collectives. All handles of the team share this order.
+    /// The stream of the team's last collective, for which the next collective waits. All handles
+    /// of the team share this value.
     order: Arc<Order>,
 }
 
@@ -155,7 +156,7 @@ impl TeamConfig {
 pub struct TeamId(u64);
 
 impl TeamId {
-    /// Converts a number to an id. [`Self::to_u64`] on another PE has returned this number.
+    /// Converts a number that [`Self::to_u64`] has returned, usually on another PE, back to the id.
     pub const fn from_u64(number: u64) -> Self {
         Self(number)
     }
@@ -289,7 +290,7 @@ impl Team {
         self.handle()
     }
 
-    /// Returns the options of the team, which NVSHMEM reports.
+    /// Queries NVSHMEM for the options of the team.
     ///
     /// # Errors
     /// [`NvshmemError::Dead`] if NVSHMEM is unusable.

@@ -151,10 +151,10 @@ impl Team {
         Ok((made(row, row_identity)?, made(column, column_identity)?))
     }
 
-    /// Creates a team of the members of `self` whose ranks are in `ranks`. Returns `None` if
-    /// `ranks` does not contain this PE's rank. The new team is created by an id, because NVSHMEM's
-    /// split has two limits: it does not support negative strides, and it reads beyond NVSHMEM's
-    /// tables if `self` was created by an id.
+    /// Creates a team of the members of `self` whose ranks are in `ranks`, in this order. Returns
+    /// `None` if this PE's rank is not in `ranks`. The team is created by an id. NVSHMEM's split
+    /// function supports no negative strides, and reads out of bounds if `self` was created by an
+    /// id.
     fn part(
         &self,
         call: &'static str,
@@ -222,10 +222,10 @@ impl Team {
         }
     }
 
-    /// Returns a number that identifies a new team, which is being split from this team. The number
-    /// is a hash of this team's identity, a count of the calls of this function, and `salt`. `salt`
-    /// tells apart the teams of one split, and splits with different parameters. All members of
-    /// this team get the same number.
+    /// Returns the identity of a new team that is being split from this team. The identity is a
+    /// hash of this team's identity, a count of the calls of this function, and `salt`. `salt`
+    /// differs for each team of a split, and for splits with different parameters. All members of
+    /// this team get the same result.
     fn child(&self, salt: u64) -> u64 {
         let count = self.comm.count(Counter::Children(self.core.identity));
         mix(mix(mix(self.core.identity, CHILD), count), salt)
