@@ -14,7 +14,7 @@ fn main() -> ExitCode {
             every_operation_moves_composite_types,
             reduction_of_a_composite_type_reduces_each_component,
             reduction_functions_and_strides_accept_composite_types,
-            wrong_use_of_composite_types_is_refused,
+            invalid_arguments_for_composite_types_are_refused,
         ],
     )
 }
@@ -82,7 +82,7 @@ fn refusals(seat: &Seat) {
     check(seat, elements::refuse);
 }
 
-fn wrong_use_of_composite_types_is_refused() {
+fn invalid_arguments_for_composite_types_are_refused() {
     Job::new("refusals", 2).on_threads();
     Job::new("refusals", 2).on_processes();
 }

@@ -94,7 +94,7 @@ fn errors_name_a_pe_killed_during_a_reduction() {
 }
 
 #[test]
-fn errors_name_a_pe_killed_while_data_is_moved() {
+fn errors_name_a_pe_killed_during_a_data_transfer() {
     let names = [
         "Broadcast:4096:symmetric",
         "AllGather:4096:symmetric",

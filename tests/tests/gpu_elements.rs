@@ -77,6 +77,6 @@ fn collectives_move_composite_types_across_hosts() {
 }
 
 #[test]
-fn wrong_use_of_composite_types_is_refused() {
+fn invalid_arguments_for_composite_types_are_refused() {
     Fakes::new().cuda().run(|| check(2, elements::refuse));
 }

@@ -38,7 +38,7 @@ fn puts_and_gets_are_correct_for_all_types_and_sizes() {
 }
 
 #[test]
-fn views_of_symmetric_memory_name_the_same_bytes_on_all_ranks() {
+fn views_of_symmetric_memory_cover_the_same_bytes_on_all_ranks() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 2, 3] {
             check(n_pes, |world| views::name_the_same_bytes(world, world.team()));
@@ -52,7 +52,7 @@ fn views_of_symmetric_memory_name_the_same_bytes_on_all_ranks() {
 }
 
 #[test]
-fn symmetric_handles_can_be_made_from_offset_or_address() {
+fn handle_from_an_offset_or_address_refers_to_that_memory() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             check(n_pes, views::are_found_by_offset_and_address);

@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn typed_wait_calls_are_correct_and_wait_any_is_fair() {
+fn waits_work_for_all_types_and_wait_any_starves_no_word() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -63,7 +63,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn operations_of_a_context_are_independent_of_other_contexts() {
+fn contexts_order_and_complete_operations_independently() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             contexts::all_operations(&world);
@@ -114,12 +114,12 @@ fn with_two_pes(which: impl Fn(DType) -> bool) {
 }
 
 #[test]
-fn collectives_of_short_integers_are_correct_with_two_pes() {
+fn collectives_of_8_or_16_bit_integers_are_correct_on_two_pes() {
     Fakes::new().cuda().run(|| with_two_pes(|dtype| dtype.is_integer() && dtype.size_bytes() < 4));
 }
 
 #[test]
-fn collectives_of_long_integers_are_correct_with_two_pes() {
+fn collectives_of_32_or_64_bit_integers_are_correct_on_two_pes() {
     Fakes::new().cuda().run(|| with_two_pes(|dtype| dtype.is_integer() && dtype.size_bytes() >= 4));
 }
 
@@ -170,7 +170,7 @@ fn collectives_of_teams_on_several_hosts_are_correct() {
 }
 
 #[test]
-fn reduction_functions_and_strided_calls_are_exact_across_hosts() {
+fn reduction_functions_and_strided_all_to_all_work_across_hosts() {
     with_nccl().run(|| {
         common::pes_on(&["a", "b", "a"], options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");

@@ -72,7 +72,7 @@ fn moe_with_many_experts_on_one_rank_is_correct() {
 }
 
 #[test]
-fn consecutive_moe_calls_without_waits_keep_data_separate() {
+fn moe_calls_enqueued_back_to_back_do_not_mix_their_data() {
     on_all(|world| calls_without_waits(world, None));
 }
 

@@ -19,7 +19,7 @@ fn main() -> ExitCode {
             data_is_visible_after_its_signal,
             concurrent_atomics_lose_no_increment,
             nbi_puts_are_complete_after_quiet,
-            views_of_symmetric_memory_name_the_same_bytes_on_all_ranks,
+            views_of_symmetric_memory_cover_the_same_bytes_on_all_ranks,
         ],
     )
 }
@@ -348,7 +348,7 @@ fn views(seat: &Seat) {
     assert!(world.finalize().unwrap().is_clean());
 }
 
-fn views_of_symmetric_memory_name_the_same_bytes_on_all_ranks() {
+fn views_of_symmetric_memory_cover_the_same_bytes_on_all_ranks() {
     for n in [1, 2, 3, 8] {
         Job::new("views", n).on_threads();
     }

@@ -22,8 +22,9 @@ pub enum Members<'a> {
     Some {
         /// The participating PEs. Every participating PE must pass the same PEs in the same order.
         pes: &'a [Pe],
-        /// Name of the collective call. All participating PEs must pass the same name. Different
-        /// collective calls on this rendezvous must have different names.
+        /// Identifies the collective call in the job's key-value store. All participating PEs must
+        /// pass the same key. Different collective calls on this rendezvous must have different
+        /// keys.
         key: &'a str,
     },
 }
@@ -67,8 +68,8 @@ pub enum Disagreement {
     },
     /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. It is also
     /// unknown whether the other PEs got this PE's `outcome`, and whether [`agree`] succeeded on
-    /// them. One error is the same on all PEs: [`BootstrapError::Mismatch`] if the PEs passed
-    /// different labels with [`Members::All`].
+    /// them. One error occurs on all PEs: [`BootstrapError::Mismatch`], if the PEs passed different
+    /// labels with [`Members::All`].
     Rendezvous(BootstrapError),
 }
 
@@ -122,10 +123,10 @@ pub fn agree(
     decide(&pes, &answers)
 }
 
-/// Notifies the other members of a round that this PE will not call [`agree`] in this round. `key`
-/// and `label` identify the round, and its members are [`Members::Some`]. The calls of the other
-/// members fail with `reason`. If the rendezvous fails, this function ignores the error, and the
-/// other members time out.
+/// Notifies the other members that this PE will not call [`agree`] in one round with
+/// [`Members::Some`]. `key` and `label` are those of the other members' calls. These calls fail
+/// with `reason`. If the rendezvous fails, this function ignores the error, and the other members
+/// time out.
 pub fn give_up(rendezvous: &Rendezvous, key: &str, label: &str, reason: &str) {
     let failure = Failure { reason: reason.to_owned(), is_consequence: true };
     let _ = rendezvous.put(&key_of(key, label, rendezvous.pe()), &encode("", Err(&failure)));
@@ -305,7 +306,7 @@ mod tests {
     }
 
     #[test]
-    fn different_arguments_are_an_error_on_all_pes() {
+    fn agreement_fails_on_all_pes_if_call_arguments_differ() {
         let all = pes(2, |rendezvous| {
             let call = format!("alloc({})", 4 + rendezvous.pe().get());
             agree(&rendezvous, Members::All, "round", &call, Ok(&[])).expect_err("the calls differ")
@@ -331,7 +332,7 @@ mod tests {
     }
 
     #[test]
-    fn reason_for_giving_up_reaches_the_other_members() {
+    fn agreement_error_contains_the_reason_of_the_pe_that_gave_up() {
         let all = pes(2, |rendezvous| {
             let (some, key) = ([Pe::new(0), Pe::new(1)], "meeting");
             let outcome = match rendezvous.pe().get() {

@@ -121,8 +121,8 @@ pub enum BootstrapError {
         /// Name of the argument that is too long, or "the data stored by the server" if the
         /// server's memory is full.
         what: &'static str,
-        /// Length of the argument in bytes. If the server's memory is full, this is instead the
-        /// total size that the stored data would have.
+        /// Length of the argument, in bytes. If the server's memory is full, the total size that
+        /// the stored data would have.
         len_bytes: u64,
         /// The limit in bytes.
         limit_bytes: u64,
@@ -181,9 +181,8 @@ pub enum Loss {
     /// these PEs had timed out, or the PE had called
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause) with one PE.
     GaveUp {
-        /// The PEs that caused the lost PE to give up, in ascending order. If no wait of the lost
-        /// PE had timed out, this list contains one PE: the PE that the lost PE had passed to
-        /// `report_root_cause`.
+        /// The PEs that caused the lost PE to give up, in ascending order: either the PEs for which
+        /// it had waited until a timeout, or the one PE that it had passed to `report_root_cause`.
         missing: Vec<Pe>,
     },
     /// The launcher reported that the PE's process has ended. The value is the launcher's message.
@@ -194,8 +193,8 @@ impl fmt::Display for Loss {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Disconnected => f.write_str("the connection of the PE closed unexpectedly"),
-            Self::Left => f.write_str("the PE left the rendezvous"),
-            Self::GaveUp { missing } => write!(f, "the PE gave up because of other PEs{}", did_not_arrive(missing)),
+            Self::Left => f.write_str("the PE left the rendezvous, but a call of another PE still needs the PE"),
+            Self::GaveUp { missing } => write!(f, "the PE gave up waiting for other PEs{}", did_not_arrive(missing)),
             Self::Reported(why) => f.write_str(why),
         }
     }
@@ -224,7 +223,10 @@ impl fmt::Display for Refusal {
                 "this PE has already joined, and a PE can join only once; \
                  share the handle of the first join, or give each process its own PE number"
             }
-            Self::NPes => "the number of PEs differs from the server's; start all PEs with the same number of PEs",
+            Self::NPes => {
+                "the number of PEs in the job differs between this PE and the server; \
+                 set the same number on all PEs, for example with PEERWEAVE_N_PES"
+            }
             Self::Version => "the protocol version differs from the server's; use the same Peerweave version on all PEs",
         })
     }

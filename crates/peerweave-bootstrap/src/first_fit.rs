@@ -125,7 +125,8 @@ mod tests {
         heap
     }
 
-    /// Checks the invariants of a heap to which the range `start..start + bytes` was added.
+    /// Checks that the free and the allocated ranges of a heap cover exactly `start..start +
+    /// bytes`, without overlaps, and that no two free ranges touch.
     fn check(heap: &FirstFit, start: u64, bytes: u64) {
         let mut all: Vec<(u64, u64)> = heap.free.iter().chain(&heap.allocated).map(|(start, len)| (*start, *len)).collect();
         all.sort_unstable();
@@ -180,7 +181,7 @@ mod tests {
     }
 
     #[test]
-    fn range_without_alignment_gives_aligned_offsets() {
+    fn allocation_from_an_unaligned_range_has_an_aligned_offset() {
         let mut heap = FirstFit::new(UNIT);
         heap.add(100, 1000);
         assert_eq!(heap.allocate(1, 1), Some(256));

@@ -2,7 +2,8 @@
 
 /// First bytes of every hello.
 pub const MAGIC: [u8; 8] = *b"peerweav";
-/// Version of this protocol.
+/// Version of the wire format between PEs and the rendezvous server. The server refuses other
+/// versions.
 pub const VERSION: u16 = 4;
 /// Maximum number of PEs in a job.
 pub const MAX_PES: u32 = 65_536;

@@ -110,7 +110,7 @@ fn requests_succeed_while_a_thread_waits_for_an_abort() {
 }
 
 #[test]
-fn abort_in_a_job_of_one_pe_notifies_no_thread() {
+fn abort_callback_is_not_called_in_a_job_of_one_pe() {
     let (rendezvous, aborted) = watched(Rendezvous::join(&Job::single(), Options::default()).unwrap());
     assert_eq!(rendezvous.abort(9), Aborted { by: Pe::new(0), code: 9 });
     assert_eq!(aborted.recv_timeout(SOON), Err(RecvTimeoutError::Disconnected));

@@ -45,7 +45,7 @@ fn say_hello(endpoint: &Endpoint, pe: u32, n_pes: u32, token: Token) -> UnixStre
 }
 
 #[test]
-fn barrier_error_after_server_end_names_the_first_lost_pe() {
+fn barrier_error_names_the_first_lost_pe_even_without_a_server() {
     let (endpoint, token) = (Endpoint::random_unix().unwrap(), Token::random().unwrap());
     let pe = |pe| join(&served_by_pe0(pe, 3, &endpoint, token), LONG).unwrap();
     let server_ended = AtomicBool::new(false);
@@ -91,7 +91,7 @@ fn join_fails_soon_after_the_loss_of_a_pe() {
 }
 
 #[test]
-fn server_reports_lost_pes_without_a_request() {
+fn server_reports_lost_pes_to_idle_pes_in_order_of_loss() {
     let party = Party::new(3);
     let mut pes = party.run(0..3, |rendezvous| rendezvous);
     assert!(pes[0].losses().is_empty());
@@ -180,7 +180,7 @@ fn join_error_names_the_absent_pe_despite_many_connections() {
 }
 
 #[test]
-fn error_names_the_pe_that_the_lost_pe_blamed() {
+fn error_names_the_root_cause_that_a_lost_pe_reported() {
     let party = Party::new(4);
     let mut pes = party.run(0..4, |rendezvous| rendezvous);
     let gone = pes.remove(1);

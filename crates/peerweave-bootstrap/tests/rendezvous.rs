@@ -155,7 +155,7 @@ fn incomplete_collective_names_the_missing_pes() {
 }
 
 #[test]
-fn late_pe_completes_an_exchange_that_timed_out_on_another_pe() {
+fn exchange_that_timed_out_on_one_pe_succeeds_on_a_late_pe() {
     let party = Party::new(2);
     thread::scope(|scope| {
         let patient = scope.spawn(|| {
@@ -283,7 +283,7 @@ fn loss_reported_by_the_launcher_reaches_all_pes() {
 }
 
 #[test]
-fn different_labels_or_calls_are_an_error_on_every_pe() {
+fn collective_fails_on_all_pes_if_labels_or_operations_differ() {
     let party = Party::new(3);
     let errors = party.run(0..3, |rendezvous| {
         let labels = if rendezvous.pe() == Pe::new(1) { "b" } else { "a" };
@@ -343,7 +343,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn join_is_refused_if_repeated_or_with_wrong_token_or_pe_count() {
+fn repeated_join_wrong_token_and_wrong_pe_count_are_refused() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {
@@ -446,7 +446,7 @@ fn server_listens_on_the_requested_interface() {
 }
 
 #[test]
-fn error_names_pe_0_that_was_lost_together_with_the_server() {
+fn loss_of_pe_0_and_its_server_is_reported_as_loss_of_pe_0() {
     run_jobs(served_by_pe_0(3, Endpoint::random_unix().unwrap()), LONG, |joined| {
         let rendezvous = joined.unwrap();
         rendezvous.barrier("start").unwrap();

@@ -12,7 +12,7 @@ use std::process::{Command, Stdio};
 pub enum Core {
     /// Source code, which is compiled together with the kernels.
     Sources,
-    /// Precompiled code. The functions that implement a panic are missing, so kernels must not
+    /// A precompiled library. It lacks the functions that implement panics, so kernels must not
     /// contain code that can panic.
     Compiled,
 }
@@ -92,9 +92,9 @@ impl Toolchain {
     }
 }
 
-/// Removes environment variables from `command`: those of the Cargo that runs this build script,
-/// and those of its compiler. `command` is a compiler, or the second Cargo, which compiles for the
-/// GPU. The variables would affect `command`.
+/// Removes from `command` the environment variables that are meant for the outer Cargo, which runs
+/// this build script, and for its compiler. `command` is a compiler, or the second Cargo, which
+/// compiles for the GPU. The variables would affect `command`.
 pub(crate) fn clean(command: &mut Command) {
     for (name, _) in env::vars_os() {
         let Some(name) = name.to_str() else { continue };

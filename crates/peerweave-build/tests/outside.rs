@@ -122,7 +122,7 @@ fn run(folder: &Path, variables: &[(&str, &str)]) -> String {
 const RECEIVED: &str = "PE 0 received 30\nPE 1 received 10\nPE 2 received 20\n";
 
 #[test]
-fn crate_outside_the_repository_runs_with_and_without_ptx() {
+fn external_kernel_crate_runs_with_and_without_a_ptx_compiler() {
     let folder = write_crate("stranger");
     // If no compiler for PTX is found, the program builds and runs without PTX, and prints the
     // packages to install.

@@ -110,9 +110,9 @@ pub struct Call {
     /// For kernels with rings: number of blocks for which the staging areas have rings. A launch
     /// must not have more blocks.
     ///
-    /// For messages through rings, the launch has exactly this number of blocks if
-    /// [`is_combined`](Self::is_combined) is 1. If `is_combined` is 0, the launch has this number
-    /// of pairs of blocks.
+    /// For messages through rings, a launch has exactly this number of blocks if
+    /// [`is_combined`](Self::is_combined) is 1, or exactly this number of pairs of blocks if
+    /// `is_combined` is 0.
     pub max_blocks: u32,
     /// For the kernels of all_reduce: the ranks that get the result, as the number that
     /// [`Results::code`] returns.
@@ -128,16 +128,15 @@ pub struct Call {
     /// each of which pushes chunks and also copies chunks. 0 if the launch has `max_blocks` pairs
     /// of blocks: in each pair, one block pushes chunks and the other block copies chunks.
     pub is_combined: u32,
-    /// For the kernels of [`scan`](crate::scan): 1 for an exclusive scan, in which each rank gets
-    /// the reduction of the inputs of all lower ranks, and rank 0 gets no result. 0 for a scan that
-    /// includes the rank's own input.
+    /// For the kernels of [`scan`](crate::scan): 1 for an exclusive scan, 0 for an inclusive scan.
+    /// In an exclusive scan, each rank gets the reduction of the inputs of all lower ranks, and
+    /// rank 0 gets no result.
     pub is_exclusive: u32,
 }
 
-/// Returns `value(k)`. The function `value` reads one element of an array in the kernel's argument.
-/// `select` calls `value` for all indices below [`MAX_RANKS`], and then selects one result. Other
-/// code, for example an access at a variable index, would make the compiler move the argument to
-/// the thread's local memory.
+/// Returns `value(k)`, where `value` reads one element of an array in the kernel's argument. Calls
+/// `value` for every index below [`MAX_RANKS`], and then selects one result. With an access at a
+/// variable index, the compiler would copy the argument to local memory.
 #[inline(always)]
 pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)
@@ -198,9 +197,9 @@ impl Call {
         self.results == EVERY || self.results == self.rank_after(k)
     }
 
-    /// Each rank reduces one part of the elements. Returns whether this rank stores its part in its
-    /// own result. Returns false only if the call has a root ([`Results::Root`]) and this rank is
-    /// not the root.
+    /// Returns whether this rank stores, in its own result, the part of the elements that it
+    /// reduces. Returns false only if the call has a root ([`Results::Root`]) and this rank is not
+    /// the root.
     #[inline(always)]
     pub(crate) fn keeps_own(&self) -> bool {
         self.results == OWN_PART || self.has_results(0)

@@ -11,8 +11,8 @@ use crate::line::wait::position;
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// The argument of the kernels in this module: operands at equal distances in memory, and the
-/// address of the result.
+/// The argument of this module's kernels, which reduce several operands on one device to one
+/// result. The operands start at equal distances in memory.
 #[derive(Clone, Copy, Debug, KernelArg)]
 #[repr(C)]
 pub struct Combine {
@@ -35,7 +35,7 @@ pub struct Combine {
     pub ranks: u32,
     /// The reduction, as the number of a `ReduceOp`.
     pub op: u32,
-    /// Unused; 0.
+    /// Explicit padding, always 0.
     pub reserved: u32,
 }
 

@@ -24,8 +24,9 @@ pub(crate) fn run(shared: &Shared, prepared: Prepared<'_>) -> Result<Outcome> {
     unsafe { shared.backend.run(prepared.op(), &|| prepared.keep()) }
 }
 
-/// Like [`run`], but returns no outcome. If the operation's memory must stay alive after a failed
-/// call, the backend calls `keep`, which returns clones of the memory's owners.
+/// Like [`run`], but discards the outcome, and takes the closure `keep` from the caller. `keep`
+/// returns clones of the owners of the operation's memory. The backend calls `keep` if its work may
+/// outlast this call.
 pub(crate) fn run_kept(shared: &Shared, prepared: &Prepared<'_>, keep: &dyn Fn() -> Keep) -> Result<()> {
     // SAFETY: [C1]: as in `run`; `keep` returns clones of the owners that the caller has.
     unsafe { shared.backend.run(prepared.op(), keep) }.map(drop)
@@ -82,12 +83,12 @@ pub(crate) fn enqueue(stream: &Stream, prepared: &Prepared<'_>, keep: &dyn Fn() 
 }
 
 /// Enqueues the kernel launch `op`, and returns the ticket of the launch. Unlike [`submit_on`],
-/// takes no [`Prepared`] with the owners of the memory, so the caller must keep the memory valid.
+/// takes an operation that `check/` has not prepared. `keep` returns the owners of the operation's
+/// memory.
 ///
 /// # Safety
-/// The kernel's arguments refer to memory. This memory is valid while the [`Keep`] that `keep`
-/// returned exists. If the launch is complete when this call returns, the memory must be valid only
-/// until the return.
+/// The memory to which the kernel's arguments refer is valid until this call returns. The memory
+/// also stays valid while a [`Keep`] that `keep` has returned exists.
 pub(crate) unsafe fn launch<R>(stream: &Stream, op: &Op, keep: &dyn Fn() -> Keep, decode: fn(Outcome) -> R) -> Result<Ticket<R>> {
     // SAFETY: guaranteed by the caller.
     let submitted = unsafe { stream.inner.submit(op, keep) }?;

@@ -28,8 +28,8 @@ impl<T> Default for Pool<T> {
 }
 
 impl<T> Pool<T> {
-    /// Returns a value that no other caller uses. If the pool has a free value, returns that value
-    /// after `fill` has changed it. Otherwise returns a value that `new` creates.
+    /// Returns a value that no other caller uses. If the pool has a free value, passes it to `fill`
+    /// and returns it. Otherwise returns a value that `new` creates.
     fn take_or(&self, fill: impl FnOnce(&mut T), new: impl FnOnce() -> T) -> Arc<T> {
         let mut all = lock(&self.0);
         // Values are ordered by the time of their last use. The oldest value is most likely free.
@@ -46,8 +46,8 @@ impl<T> Pool<T> {
         value
     }
 
-    /// Stores `value` in an `Arc`, and returns the `Arc`. If the pool has an `Arc` that no other
-    /// caller uses, the call reuses that `Arc`.
+    /// Returns an `Arc` that contains `value`. Reuses an `Arc` of the pool that no other caller
+    /// uses, if there is one.
     pub(crate) fn share(&self, value: T) -> Arc<T> {
         let value = Cell::new(Some(value));
         let take = || value.take().expect("`take_or` calls only one of the two closures");
@@ -56,8 +56,8 @@ impl<T> Pool<T> {
 }
 
 impl<T: Default> Pool<T> {
-    /// Returns a value that no other caller uses, after `fill` has changed the value. Before that,
-    /// the value is the default value, or a value that an earlier call has filled.
+    /// Returns a value that no other caller uses, after a call of `fill` with the value. `fill`
+    /// gets a default value, or a free value that still has the contents of its last use.
     pub(crate) fn take(&self, fill: impl Fn(&mut T)) -> Arc<T> {
         let new = || {
             let mut value = T::default();

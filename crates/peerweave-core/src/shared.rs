@@ -186,10 +186,10 @@ impl Shared {
         }
     }
 
-    /// Returns the `Region` of the allocation that contains the `bytes` bytes at `at`. All handles
-    /// of an allocation share one `Region`. If all handles were dropped, `make` creates a new
+    /// Returns the `Region` of the allocation that contains the `bytes` bytes at `at`: the object
+    /// that all handles to the allocation share. If all handles were dropped, `make` creates a new
     /// `Region` from the number, the start and the size of the allocation. Returns `None` if no
-    /// allocation contains all of these bytes.
+    /// allocation contains all of the bytes.
     pub(crate) fn region_at<R: Any + Send + Sync>(
         &self,
         at: SymOffset,
@@ -254,7 +254,8 @@ impl Shared {
     }
 }
 
-/// The result of [`World::finalize`](crate::World::finalize).
+/// The report of [`World::finalize`](crate::World::finalize): the symmetric buffers that the
+/// program had not released.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 #[must_use = "the report lists the symmetric buffers that were not released: check `is_clean`"]
 #[non_exhaustive]

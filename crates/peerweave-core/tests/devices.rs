@@ -108,7 +108,7 @@ fn memory_of_another_device_is_refused() {
 }
 
 #[test]
-fn call_is_not_enqueued_if_a_memory_owner_returns_an_error() {
+fn error_of_a_device_memory_owner_prevents_the_operation() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[1.0]), world.alloc::<f32>(1).unwrap());
     let (stream, handle) = (world.stream().unwrap(), memory.handle(DEVICE));
@@ -137,7 +137,7 @@ fn stream_keeps_device_memory_alive_until_completion() {
 }
 
 #[test]
-fn group_that_uses_device_memory_notifies_the_memory_owner() {
+fn owner_of_device_memory_is_notified_of_group_operations() {
     let (noop, world) = on_device();
     let (memory, x) = (Memory::new(&[4.0, 5.0]), world.alloc_zeroed::<f32>(2).unwrap());
     noop.hold_streams(true);

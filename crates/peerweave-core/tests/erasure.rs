@@ -299,7 +299,7 @@ fn atomic_operands_are_passed_to_the_backend_as_bits() {
 }
 
 #[test]
-fn group_becomes_one_operation_that_keeps_the_call_order() {
+fn group_reaches_the_backend_as_one_op_with_calls_in_order() {
     let s = Scene::new();
     let mut into = [0.0f32; 2];
     s.team
@@ -417,7 +417,7 @@ proptest! {
     /// A put of any range to any rank covers exactly the bytes of the range, and copies these
     /// bytes.
     #[test]
-    fn puts_and_gets_access_only_the_bytes_of_the_range(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
+    fn put_to_a_slice_writes_exactly_the_bytes_of_the_slice(start in 0usize..40, len in 0usize..40, from in 0usize..24, rank in 0u32..3) {
         let s = Scene::new();
         let all = s.world.alloc_zeroed::<i32>(80).unwrap();
         let source: Vec<i32> = (0..64).collect();

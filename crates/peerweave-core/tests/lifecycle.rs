@@ -45,7 +45,7 @@ fn world_is_finalized_by_only_one_of_several_threads() {
 }
 
 #[test]
-fn handle_to_a_range_keeps_the_allocation_alive() {
+fn slice_of_a_handle_stays_valid_after_the_handle_is_dropped() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let range = x.slice(1..3).unwrap();
@@ -57,7 +57,7 @@ fn handle_to_a_range_keeps_the_allocation_alive() {
 }
 
 #[test]
-fn clone_of_a_borrowed_range_keeps_the_allocation_alive() {
+fn clone_of_a_borrowed_slice_outlives_the_original_handle() {
     let world = World::new(Noop::new(0, 1)).unwrap();
     let x = world.alloc_zeroed::<i32>(4).unwrap();
     let kept = {

@@ -70,11 +70,11 @@ type Wrong = fn(&Scene) -> Result<()>;
 const TABLE: &[(&str, Wrong)] = &[
     // ---- views ----
     ("range: `self` has 6 elements, but the call uses elements 4..7", |s| s.x.range(4..7).map(drop)),
-    ("cast: `self` is 20 bytes for elements of 8 bytes, expected a multiple of the size of the new elements", |s| {
+    ("cast: `self` is 20 bytes long (a new element has 8 bytes), expected a multiple of the size of a new element", |s| {
         s.x.slice(..5)?.cast::<u64>().map(drop)
     }),
     (
-        "cast: `self` is memory at offset 4, for elements that are aligned to 8 bytes, expected a multiple of the alignment of the new elements",
+        "cast: `self` is at offset 4 (a new element has an alignment of 8 bytes), expected an offset that is a multiple of this alignment",
         |s| s.x.slice(1..5)?.cast::<u64>().map(drop),
     ),
     (
@@ -184,10 +184,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("scatter_blocking: `root` is 3, expected a rank below 3 (the number of ranks in the team)", |s| {
         s.team.scatter_blocking(&s.x, &s.y, NO_RANK)
     }),
-    ("send_blocking: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
+    ("send_blocking: `peer` is rank 1, expected another rank: a rank can exchange data with itself only in a group", |s| {
         s.team.send_blocking(&s.x, SELF)
     }),
-    ("recv: `peer` is rank 1, expected a rank other than this one: a rank can send to itself only in a group", |s| {
+    ("recv: `peer` is rank 1, expected another rank: a rank can exchange data with itself only in a group", |s| {
         s.team.recv(&s.stream, &s.x, SELF).map(drop)
     }),
     // ---- missing at the root ----
@@ -349,7 +349,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_to_all_v_blocking: `recv` has 6 elements, but the call uses elements 0..18446744073709551615", |s| {
         s.team.all_to_all_v_blocking(&s.x, &s.y, VectorCounts::packed([0, 1, 0], [usize::MAX, 1, usize::MAX]))
     }),
-    ("all_to_all_v_blocking: the parts of `recv` overlap", |s| {
+    ("all_to_all_v_blocking: the parts of `recv` for two ranks overlap", |s| {
         let counts = VectorCounts { recv_offsets: vec![4, 0, 1], ..VectorCounts::packed([2, 2, 2], [2, 2, 2]) };
         s.team.all_to_all_v_blocking(&s.x, &s.y, counts)
     }),
@@ -372,7 +372,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_gather_v_blocking: `recv` has 6 elements, but the call uses elements 4..7", |s| {
         s.team.all_gather_v_blocking(&s.x.slice(..2)?, &s.y, Parts::packed([2, 2, 3]))
     }),
-    ("all_gather_v_blocking: the parts of `recv` overlap", |s| {
+    ("all_gather_v_blocking: the parts of `recv` for two ranks overlap", |s| {
         s.team.all_gather_v_blocking(&s.x.slice(..2)?, &s.y, Parts::new([2, 2, 2], [0, 3, 1]))
     }),
     ("all_gather_v_blocking: `send` has 6 elements, expected 2", |s| {
@@ -381,7 +381,7 @@ const TABLE: &[(&str, Wrong)] = &[
     ("all_gather_v_blocking: `send` and `recv` overlap: use the in-place form, or separate buffers", |s| {
         s.team.all_gather_v_blocking(&s.x.slice(2..4)?, &s.x, Parts::equal(3, 2))
     }),
-    ("all_gather_v_in_place: parts of `buffer` overlap", |s| {
+    ("all_gather_v_in_place: the parts of `buffer` for two ranks overlap", |s| {
         s.team.all_gather_v_in_place(&s.stream, &s.x, Parts::new([2, 2, 2], [0, 1, 4])).map(drop)
     }),
     (
@@ -473,10 +473,10 @@ const TABLE: &[(&str, Wrong)] = &[
     ("group.all_reduce: `recv` has 2 elements, expected 6", |s| {
         s.team.group(&s.stream, |g| g.all_reduce(&s.x, &s.y.slice(..2)?, ReduceOp::Sum)).map(drop)
     }),
-    ("group_blocking: `send` is missing: the group has a receive from this rank itself without a matching send", |s| {
+    ("group_blocking: `send` is missing: the group receives from this rank itself, but has no matching send", |s| {
         s.team.group_blocking(|g| g.recv(&s.private, SELF))
     }),
-    ("group: `recv` is missing: the group has a send to this rank itself without a matching receive", |s| {
+    ("group: `recv` is missing: the group sends to this rank itself, but has no matching receive", |s| {
         s.team.group(&s.stream, |g| g.send(&s.x, SELF)).map(drop)
     }),
     ("group.recv: `dest` was released", |s| {
@@ -519,11 +519,11 @@ fn group_call_fails_if_the_closure_replaces_the_group() {
     });
     assert_eq!(
         outer.unwrap_err().to_string(),
-        "group_blocking: the closure replaced its group by a group of another team: add operations to the group that the closure receives"
+        "group_blocking: the closure exchanged its group for another team's group: add operations only to the group passed to the closure"
     );
     assert_eq!(
         inner.unwrap_err().to_string(),
-        "group_blocking: the closure replaced its group by a group of another team: add operations to the group that the closure receives"
+        "group_blocking: the closure exchanged its group for another team's group: add operations only to the group passed to the closure"
     );
     assert!(s.noop.take_calls().is_empty());
 }
@@ -569,7 +569,7 @@ fn calls_with_unusual_but_valid_arguments_are_accepted() {
 }
 
 #[test]
-fn private_buffers_are_refused_if_caps_do_not_support_them() {
+fn private_buffer_is_refused_if_the_backend_lacks_support() {
     let mut caps = Caps::new(1 << 16, 4, "nothing");
     caps.private_buffers = PrivateBuffers::Refused;
     let world = World::new(Noop::with_caps(0, 2, caps)).unwrap();

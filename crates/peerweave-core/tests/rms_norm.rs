@@ -124,7 +124,7 @@ fn rms_norm_accepts_input_and_weight_in_the_same_memory() {
 }
 
 #[test]
-fn rms_norm_reaches_the_backend_with_addresses_and_parameters() {
+fn backend_receives_the_operands_and_parameters_of_rms_norm() {
     let s = Scene::new().unwrap();
     let (team, norm) = (s.world.team(), RmsNorm::new(&s.weight).epsilon(0.5));
     team.all_reduce_rms_norm(&s.stream, &s.x, &s.residual, &s.y, norm).unwrap();

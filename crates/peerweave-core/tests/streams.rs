@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn failure_reaches_all_later_tickets_but_only_one_synchronize() {
+fn failure_skips_later_operations_and_fails_one_synchronize() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();
@@ -256,7 +256,7 @@ fn ticket_of_a_wait_returns_the_result_of_the_wait() {
 }
 
 #[test]
-fn release_waits_for_pending_operations_on_the_heap() {
+fn buffer_release_waits_for_pending_operations() {
     let (noop, world) = held();
     let (team, stream, x) = (world.team(), world.stream().unwrap(), world.alloc_zeroed::<u8>(4).unwrap());
     let ticket = team.all_reduce_in_place(&stream, &x, ReduceOp::Sum).unwrap();

@@ -25,7 +25,7 @@ fn handle_made_from_an_offset_accesses_the_requested_elements() {
 }
 
 #[test]
-fn handle_for_a_range_outside_live_allocations_is_refused() {
+fn handle_to_elements_outside_one_allocation_is_refused() {
     let world = world();
     let (x, y) = (world.alloc::<u64>(8).unwrap(), world.alloc::<u64>(8).unwrap());
     let refused = |at: SymOffset, len: usize, why: &str| {

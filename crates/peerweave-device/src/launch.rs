@@ -48,7 +48,7 @@ impl<A: KernelArgs> Kernel<A> {
         self.ptx
     }
 
-    /// Returns the function that runs one thread on the host.
+    /// Returns the function that executes the kernel for one thread on the host.
     pub const fn host(&self) -> HostEntry<A> {
         self.host
     }

@@ -116,9 +116,9 @@ pub use pause::Pause;
 pub use protocol::{barrier, flag, mailbox, put_signal, sealed};
 pub use word::{Word, Words};
 
-/// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
-/// a crate calls this macro. A crate whose kernels are all written without `#[kernel]` must call
-/// the macro itself. On the host the macro expands to nothing.
+/// Declares the symbol of the dynamic shared memory, which the PTX of a crate must contain exactly
+/// once. The first `#[kernel]` of a crate calls this macro. A crate whose kernels are all written
+/// without `#[kernel]` must call the macro itself. On the host the macro expands to nothing.
 #[cfg(target_arch = "nvptx64")]
 #[macro_export]
 macro_rules! kernel_preamble {
@@ -131,9 +131,9 @@ macro_rules! kernel_preamble {
     };
 }
 
-/// Declares the symbols that the PTX of a crate must contain exactly once. The first `#[kernel]` of
-/// a crate calls this macro. A crate whose kernels are all written without `#[kernel]` must call
-/// the macro itself. On the host the macro expands to nothing.
+/// Declares the symbol of the dynamic shared memory, which the PTX of a crate must contain exactly
+/// once. The first `#[kernel]` of a crate calls this macro. A crate whose kernels are all written
+/// without `#[kernel]` must call the macro itself. On the host the macro expands to nothing.
 #[cfg(not(target_arch = "nvptx64"))]
 #[macro_export]
 macro_rules! kernel_preamble {

@@ -17,8 +17,8 @@ pub trait Word {
     /// Reads the word. Orders nothing.
     fn load_relaxed(&self) -> u64;
 
-    /// Reads the word with acquire order. Writes before the release store that wrote the value are
-    /// visible after the call.
+    /// Reads the word with acquire order. If a release store wrote the value, the writes before
+    /// that store are visible after the call.
     fn load_acquire(&self) -> u64;
 
     /// Writes the word. Orders nothing.

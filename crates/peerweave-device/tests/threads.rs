@@ -78,7 +78,7 @@ fn wait_for_a_posted_epoch_returns_without_calling_pause() {
 
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "flag: the epoch is before the epoch of the previous post")]
+#[should_panic(expected = "flag: the posted epoch decreased, expected the same or a later one")]
 fn posting_a_decreasing_epoch_panics_in_debug_builds() {
     let word = AtomicU64::new(3);
     flag::post(&word, 2);

@@ -195,7 +195,7 @@ fn stuck_stream_does_not_delay_freeing_memory_of_other_streams() {
 }
 
 #[test]
-fn error_recorded_by_other_code_stays_in_the_context() {
+fn recorded_context_error_is_kept_while_memory_is_freed() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -266,7 +266,7 @@ fn slice_is_not_freed_while_one_of_two_streams_reads_it() {
 }
 
 #[test]
-fn dropped_slice_waits_for_a_stream_of_another_context_object() {
+fn slice_work_is_ordered_across_cudarc_objects_of_one_context() {
     Fakes::new().cuda().run(|| {
         // Two cudarc objects for one context of the driver. Neither knows how many streams the
         // other has created.
@@ -306,7 +306,7 @@ fn default_stream_slice_is_freed_after_writes_on_other_streams() {
 }
 
 #[test]
-fn stream_of_a_slice_does_not_wait_for_writes_on_other_streams() {
+fn dropping_a_write_access_does_not_block_the_slices_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -322,7 +322,7 @@ fn stream_of_a_slice_does_not_wait_for_writes_on_other_streams() {
 }
 
 #[test]
-fn stream_waits_for_other_streams_despite_a_context_error() {
+fn recorded_context_error_does_not_disable_stream_ordering() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -454,7 +454,7 @@ fn panicking_destructors_do_not_stop_the_reaper() {
 }
 
 #[test]
-fn freeing_thread_uses_one_stream_and_releases_the_context() {
+fn reaper_keeps_at_most_one_stream_and_no_unused_context() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("the device exists");
         for _ in 0..50 {
@@ -494,7 +494,7 @@ fn dropped_slice_is_freed_after_writes_by_other_streams() {
 }
 
 #[test]
-fn default_stream_is_queried_in_the_context_of_the_stream() {
+fn default_stream_query_ignores_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0).expect("the device exists"), context(1).expect("the device exists"));
         let blocking = blocking_stream(&here);

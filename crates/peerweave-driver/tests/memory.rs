@@ -46,7 +46,7 @@ fn values_copied_to_a_device_are_read_back() {
 }
 
 #[test]
-fn pending_copy_does_not_read_memory_of_the_caller() {
+fn copy_still_pending_after_an_error_reads_no_caller_memory() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("the device has enough memory");
@@ -75,7 +75,7 @@ fn pending_copy_does_not_read_memory_of_the_caller() {
 }
 
 #[test]
-fn errors_name_wrong_lengths_ranges_and_devices() {
+fn wrong_lengths_ranges_and_devices_return_typed_errors() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u32>::alloc(&context, 8).expect("the device has enough memory");
@@ -89,7 +89,10 @@ fn errors_name_wrong_lengths_ranges_and_devices() {
         assert!(matches!(memory.slice(0..9), Err(DriverError::OutOfRange { end: 9, len: 8, .. })));
         let elsewhere = peerweave_driver::context(1).expect("device 1 exists").new_stream().expect("the stream is created");
         let error = memory.to_vec(&elsewhere).expect_err("the memory is on another device");
-        assert_eq!(error.to_string(), "DeviceMemory::to_vec: the memory or the stream is on device 0, expected device 1");
+        assert_eq!(
+            error.to_string(),
+            "DeviceMemory::to_vec: the memory, or the stream of a launch, is on device 0, expected device 1"
+        );
         assert!(matches!(DeviceMemory::<u64>::alloc(&context, usize::MAX / 4), Err(DriverError::TooLarge { .. })));
         assert!(matches!(peerweave_driver::context(8), Err(DriverError::NoSuchDevice { ordinal: 8, count: 8, .. })));
     });
@@ -135,7 +138,7 @@ fn stuck_device_does_not_delay_other_devices() {
 }
 
 #[test]
-fn allocation_waits_until_dropped_memory_is_freed() {
+fn allocation_on_a_full_device_waits_for_dropped_memory() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (4 << 20).to_string()).run(|| {
         let (context, stream) = device();
         for round in 0..20 {
@@ -200,7 +203,7 @@ fn captured_graph_keeps_used_memory_allocated() {
 }
 
 #[test]
-fn values_are_dropped_if_no_graph_can_own_them() {
+fn values_that_no_graph_can_keep_alive_are_dropped() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);

@@ -107,7 +107,7 @@ fn adding_a_stream_to_a_list_keeps_the_current_context() {
 }
 
 #[test]
-fn outer_list_keeps_a_stream_that_a_nested_list_contains() {
+fn idle_stream_in_a_nested_list_stays_in_the_outer_list() {
     Fakes::new().cuda().run(|| {
         let context = context(0).expect("the device exists");
         let whole = Arc::new(Streams::new());

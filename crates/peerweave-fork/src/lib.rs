@@ -6,7 +6,7 @@
 //!
 //! Implementation: each process has a count. The count is 0 in the process that first calls
 //! [`ForkGuard::new`]. From this call on, a forked process has the count of its parent plus 1.
-//! Invariant: the counts of a process and of its descendants differ.
+//! Invariant: the count of a process differs from the counts of all its descendants.
 #![doc = include_str!("../README.md")]
 
 use std::sync::atomic::{AtomicU32, Ordering};

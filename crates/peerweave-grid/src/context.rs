@@ -27,12 +27,12 @@ pub struct TeamTable<'a> {
     pub epochs: &'a [AtomicU64],
 }
 
-/// The context of a launch, and the tables of the context. The heaps and the epochs belong to the
-/// caller.
+/// The context of a launch on one PE, and the tables to which the context points. The heaps and the
+/// epochs belong to the caller.
 #[derive(Debug)]
 pub struct ContextMemory {
-    /// The context. The context and the tables below are boxed, because kernels use their
-    /// addresses.
+    /// The context whose address the kernels get. The context and the tables below are boxed, so
+    /// their addresses do not change when this struct is moved.
     context: Box<KernelContext>,
     words: Box<Words>,
     peers: Box<[PeerEntry]>,
@@ -138,7 +138,8 @@ impl ContextMemory {
 
     /// Returns the failure that a thread of the launch has reported, if any.
     ///
-    /// This method takes `&mut self`, because no thread of the launch may run during the call.
+    /// The read is not atomic, so no thread of the launch may run during the call. Therefore this
+    /// method takes `&mut self`.
     pub fn report(&mut self) -> Option<Report> {
         let status = *self.words.status.get_mut();
         (status.kind != 0).then_some(Report(status))
@@ -160,7 +161,8 @@ fn entry(team: &TeamTable<'_>, members: &[u32], my_pe: Pe) -> TeamEntry {
     }
 }
 
-/// The report of the first failure in a launch, as a thread of the launch wrote it to the status.
+/// The report of the first failure in a launch. The field is the status that the failed thread
+/// wrote.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub struct Report(pub KernelStatus);
 

@@ -70,7 +70,8 @@ pub enum GridError {
         kernel: String,
         /// Duration of the run.
         waited: Duration,
-        /// State of the threads in one running block.
+        /// Description of one running block: its index, and the number of its threads in each
+        /// state.
         state: String,
         /// Seed of the schedule.
         seed: u64,

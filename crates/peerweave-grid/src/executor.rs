@@ -64,7 +64,7 @@ impl Executor for Grid {
 
     fn network(&self, call: Call) -> u64 {
         self.step();
-        network::current().expect("a kernel calls the network only if has_network has returned true").call(call)
+        network::current().expect("a kernel uses the network only in a grid that has a network").call(call)
     }
 
     #[inline]

@@ -20,8 +20,8 @@ use std::time::Duration;
 /// index less than this number.
 const SLOTS: u32 = 64;
 
-/// Additional time for a run after the deadline of its waits. In this time the threads detect that
-/// their waits have failed, and return.
+/// Time by which the deadline of a run is later than the deadline of the waits in its kernels. In
+/// this time, threads whose waits have failed report the failure and return.
 const GRACE: Duration = Duration::from_millis(500);
 
 /// The error that a launch on the PEs of a [`Job`] returns.
@@ -331,8 +331,8 @@ impl Job {
         TeamEntry::sync_bytes(self.n_pes(), SLOTS)
     }
 
-    /// Returns whether a range of the heap lies in memory that [`Self::alloc`] has allocated. An
-    /// empty range may begin before this memory, but must not end after this memory.
+    /// Returns whether [`Self::alloc`] has allocated all bytes of a range of the heap. For an empty
+    /// range, returns whether the range lies before the end of the allocated memory.
     fn is_allocated(&self, start: u64, bytes: u64) -> bool {
         (bytes == 0 || start >= self.first()) && start.checked_add(bytes).is_some_and(|end| end <= self.taken)
     }

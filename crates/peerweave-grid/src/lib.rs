@@ -104,12 +104,11 @@ pub fn run_together(launches: &[Launch<'_>], options: &Options<'_>) -> Result<()
     engine::run(launches, options)
 }
 
-/// Calls `test` with each of the seeds `0..seeds`, to search for races. If `test` returns an error,
-/// panics with a message that contains the seed.
+/// Calls `test` with each of the seeds `0..seeds`, to search for races. Stops at the first failure.
 ///
 /// # Panics
-/// If `test` returns an error or panics. If `test` panics, its panic propagates after the seed has
-/// been printed to standard error.
+/// If `test` returns an error; the message contains the seed. If `test` panics: the seed is printed
+/// to standard error, and the panic propagates.
 ///
 /// ```
 /// use peerweave_grid::{Launch, Options, explore, run};

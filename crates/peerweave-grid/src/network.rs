@@ -155,7 +155,7 @@ impl Network {
         self.heaps.iter().position(|heap| heap.start <= address && end <= heap.end)
     }
 
-    /// Returns whether a range of memory lies within the heap of a PE.
+    /// Returns whether the `bytes` bytes at `address` lie within the heap of one of the PEs.
     fn holds(&self, address: u64, bytes: usize) -> bool {
         self.find(address, bytes).is_some()
     }

@@ -37,7 +37,7 @@ fn indices_of_a_3d_launch_cover_every_thread_once() {
 }
 
 #[test]
-fn device_calls_outside_of_kernels_see_a_block_of_one_thread() {
+fn device_functions_outside_kernels_see_a_grid_of_one_thread() {
     go(0, 1, 1, &|| ()).unwrap();
     assert_eq!((gpu::thread_idx(), gpu::block_dim(), gpu::grid_dim()), (Dim3::ZERO, Dim3::ONE, Dim3::ONE));
     gpu::sync_threads();
@@ -130,7 +130,7 @@ fn blocks_do_not_share_dynamic_shared_memory() {
 }
 
 #[test]
-fn blocks_do_not_share_fixed_shared_memory() {
+fn blocks_do_not_share_static_shared_memory() {
     let places = RefCell::new(BTreeSet::new());
     let body = || {
         let one = gpu::executor().fixed_shared(1, 64, 64);
@@ -348,7 +348,7 @@ fn different_masks_in_a_warp_operation_are_an_error() {
         .unwrap_err();
         assert!(error.to_string().contains("mask"), "{error}");
         let error = go(seed, 1, 32, &|| gpu::sync_warp(0x3)).unwrap_err();
-        assert!(error.to_string().contains("which is the lane of the thread"), "{error}");
+        assert!(error.to_string().contains("the thread's own lane"), "{error}");
     }
 }
 

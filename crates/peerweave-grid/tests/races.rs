@@ -33,7 +33,7 @@ pub fn copy_without_wait(ctx: &Context, to: SymSlice<u32>, from: SymSlice<u32>, 
 }
 
 #[test]
-fn increments_by_get_and_put_are_lost_for_some_schedule_seeds() {
+fn nonatomic_increments_are_lost_under_some_schedule_seeds() {
     for n_pes in [1, 2, 4] {
         let threads = if n_pes == 1 { 8 } else { 1 };
         let counts: BTreeSet<i32> = (0..SEEDS)
@@ -50,7 +50,7 @@ fn increments_by_get_and_put_are_lost_for_some_schedule_seeds() {
 }
 
 #[test]
-fn read_precedes_the_put_of_a_peer_for_some_schedule_seeds() {
+fn read_without_a_wait_misses_the_peers_put_under_some_seeds() {
     let seen: BTreeSet<(i32, i32)> = (0..SEEDS)
         .map(|seed| {
             let mut job = Job::with_heap(2, HEAP_BYTES).seed(seed);

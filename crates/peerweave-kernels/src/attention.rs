@@ -32,8 +32,8 @@ const GROUP: usize = 4;
 /// Number of groups of [`GROUP`] elements in a head.
 const GROUPS: usize = HEAD / GROUP;
 
-/// Number of groups of [`GROUP`] elements that one thread handles. The [`LANES`] threads of a query
-/// divide the groups of the query among themselves.
+/// Number of groups, of [`GROUP`] elements each, that one thread handles. The [`LANES`] threads
+/// that share a query divide the groups of the query among themselves.
 const OWN: usize = GROUPS / LANES;
 
 /// The sizes of the operands of [`attend()`], and the position of the current block of keys and

@@ -39,7 +39,7 @@ fn pipeline_adds_the_contribution_of_every_pe() {
 }
 
 #[test]
-fn all_gather_example_gathers_all_parts_and_sums_each_part() {
+fn all_gather_example_writes_all_chunks_and_one_sum_per_chunk() {
     const LEN: usize = 300;
     for n in PES {
         explore(8, |seed| {

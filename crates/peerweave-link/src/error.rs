@@ -88,8 +88,8 @@ pub enum LinkError {
         expected: &'static str,
     },
     /// nvJitLink did not return within the time limit, or the thread that calls nvJitLink could not
-    /// be started. After a timeout, this thread is still blocked, so later links also return this
-    /// error.
+    /// be started. The process has only one such thread. After a timeout, later links return this
+    /// error as long as the thread is still blocked.
     #[error("{what} did not return within {waited:?}: restart the process to link again")]
     Stuck {
         /// Name and path of the library.

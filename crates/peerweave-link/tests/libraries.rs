@@ -91,7 +91,7 @@ fn ptx_newer_than_the_linker_is_a_version_mismatch() {
 
 /// nvJitLink does not report undefined functions after it has refused PTX of a newer version.
 #[test]
-fn undefined_function_is_reported_after_another_link_failed() {
+fn link_after_a_failed_link_still_reports_undefined_functions() {
     let link = |ptx: &str| Linker::new(HOPPER).cache(None).ptx("kernel", ptx).link();
     link(&PTX.replace(".version 7.8", ".version 19.9")).expect_err("the link fails, because no linker supports PTX 19.9");
     let error = link(PTX).expect_err("the link fails, because no input defines `twice`");

@@ -87,7 +87,7 @@ fn second_link_returns_the_cached_module() {
 }
 
 #[test]
-fn nvshmem_wrappers_are_compiled_once_for_all_parts_of_a_ptx() {
+fn ptx_parts_share_one_compilation_of_the_nvshmem_wrappers() {
     let directory = tempfile::tempdir().expect("a temporary directory can be created");
     let cache = Cache::in_directory(directory.path()).expect("the directory exists");
     let used = used_by(&caller(&["peerweave_nvshmem_p32", "peerweave_nvshmem_quiet"])).expect("both wrappers are in the table");

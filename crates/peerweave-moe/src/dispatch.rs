@@ -117,8 +117,9 @@ pub fn moe_dispatch_send(
 /// block.
 ///
 /// Writes the index of each expert's first row to `offsets`. The last element of `offsets` is the
-/// total number of rows. The kernel does not access `rows` and `scales`, which the next kernel
-/// writes. They are arguments of this kernel only so that its launch already checks them.
+/// total number of rows. The kernel does not access `rows` and `scales`, to which the kernel
+/// `moe_dispatch_receive` writes. They are arguments only so that an error in them is found when
+/// this kernel is launched.
 #[kernel(max_threads = 512)]
 pub fn moe_dispatch_plan(
     ctx: &Context,
@@ -294,9 +295,10 @@ fn place(ctx: &Context, exchange: &Exchange, offsets: DeviceSlice<u32>) {
     }
 }
 
-/// Calls `each` with the number of each expert, and with the sum of the totals of the experts
-/// before it. Also calls `each` with the number of experts and the sum of all totals. All threads
-/// of one warp call this function, and divide the experts among themselves.
+/// Computes the exclusive prefix sums of `totals`, which has one total for each expert. Calls
+/// `each` with the number of each expert and the sum of the totals of the experts with lower
+/// numbers. Also calls `each` with `experts` and the sum of all totals. All threads of one warp
+/// must call this function. They divide the experts among themselves.
 #[inline(always)]
 fn add_up(experts: usize, totals: SharedSlice<u32>, each: impl Fn(usize, u32)) {
     let (members, lane, lanes) = (gpu::warp_members(), gpu::lane(), gpu::warp_mask().count_ones());
@@ -323,7 +325,7 @@ fn add_up(experts: usize, totals: SharedSlice<u32>, each: impl Fn(usize, u32)) {
 }
 
 /// Waits until all threads of the warp have called this function. `alone` states whether the warp
-/// has only one thread. On the host, a thread that is alone does not wait.
+/// has only one thread. In this case, the function returns at once on the host.
 #[inline(always)]
 fn sync_lanes(alone: bool) {
     if cfg!(target_arch = "nvptx64") || !alone {

@@ -13,10 +13,10 @@ pub(crate) struct Words {
 }
 
 impl Words {
-    /// Converts an error that a kernel of an exchange has caused. In the converted error, `call`
-    /// replaces the name of the kernel, and a message explains the kernel's exit code. If `call` is
-    /// `None`, the name of the kernel stays. If an operation was skipped because such a kernel had
-    /// failed, converts the error of that kernel. Returns other errors unchanged.
+    /// Converts an error of a kernel of an exchange: replaces the name of the kernel by `call`, and
+    /// adds a message that explains the kernel's exit code. If `call` is `None`, keeps the name of
+    /// the kernel. If `error` is [`Error::Skipped`] because such a kernel failed, converts and
+    /// returns the error of that kernel. Returns other errors unchanged.
     pub(crate) fn explain(self, call: Option<&'static str>, error: Error) -> Error {
         match error {
             Error::Skipped { because, .. } if is_of_an_exchange(&because) => self.explain(call, Error::clone(&because)),
@@ -42,9 +42,12 @@ impl Words {
                 Some(format!("a token of {pe} has expert {expert}, expected a number in 0..{experts}, or -1 for no expert"))
             }
             REPEATED_EXPERT => {
-                Some(format!("a token of {pe} has expert {expert} twice, expected distinct experts (of {experts} experts)"))
+                Some(format!("a token of {pe} lists expert {expert} twice, expected each of the {experts} experts at most once"))
             }
-            NOT_MAPPED => Some(format!("{pe} does not map the memory of a rank, expected all ranks of the team on one machine")),
+            NOT_MAPPED => Some(format!(
+                "{pe} cannot access the memory of another rank; all ranks of the team must be on one machine, and their \
+                     GPUs must have peer access to each other"
+            )),
             _ => None,
         }
     }

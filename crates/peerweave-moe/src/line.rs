@@ -57,10 +57,10 @@ impl Batch {
         }
     }
 
-    /// Returns whether this thread reads or writes all lines of the batch together, as one range of
-    /// memory. This is true on the host if the block has only one thread. If a block on the host
-    /// has several threads, each thread reads or writes one line at a time, and lets other threads
-    /// run before each line. So tests find races among the threads.
+    /// Returns whether this thread accesses the lines of the batch as one range of memory. The
+    /// result is true on the host if each block has only one thread. If a block on the host has
+    /// several threads, each thread accesses one line at a time, and lets other threads run before
+    /// each line. In this way, tests find races among the threads.
     #[inline(always)]
     pub(crate) fn is_piece(self) -> bool {
         !cfg!(target_arch = "nvptx64") && self.step == 1
@@ -293,9 +293,10 @@ pub(crate) struct Rows {
 const STREAMING_BYTES: u64 = 16 << 20;
 
 impl Rows {
-    /// Creates a view of rows: the tokens in `tokens`, and the scales in `scales`. `all` is the
-    /// number of rows that all ranks together write in the current call. On the host, this number
-    /// determines whether the writes bypass the caches.
+    /// Creates a view of rows whose tokens are in `tokens`, and whose scales are in `scales`. `all`
+    /// is the number of rows that all ranks together write in the current call. On the host, the
+    /// writes bypass the caches if this number is large. On GPUs, and if the rows are only read,
+    /// callers pass 0.
     #[inline(always)]
     pub(crate) fn new(ctx: &Context, exchange: &Exchange, tokens: SymSlice<u128>, scales: SymSlice<u128>, all: u64) -> Self {
         Self {

@@ -14,8 +14,8 @@ use std::hash::{BuildHasher, RandomState};
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// The type of the kernels that combine: they return the experts' results to the ranks of the
-/// tokens.
+/// The type of the kernels of a combination. Some of them send the results of experts, and the
+/// others receive these results.
 type CombineKernel = Kernel<(Exchange, KernelTeam, SymSlice<u128>)>;
 
 mod sealed {
@@ -62,9 +62,8 @@ pub struct Tokens<'a, T> {
     pub weights: &'a Symmetric<f32>,
 }
 
-/// The memory that a dispatch fills. The memory of one field must not overlap the memory of another
-/// field. The memory may overlap the memory in [`Tokens`], because the dispatch reads the tokens
-/// first.
+/// The memory that a dispatch fills. The memory of different fields must not overlap. It may
+/// overlap the memory in [`Tokens`], because the dispatch reads the tokens first.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a, T> {
     /// [`Moe::max_rows`] rows of `hidden` elements, grouped by the experts of this rank. The rows
@@ -101,7 +100,7 @@ impl State {
             Self::Sent => "dispatch_receive",
             Self::Received => "combine_send or dispatch_send",
             Self::Returned => "combine_receive",
-            Self::Failed => "release, because the last call was enqueued only in part",
+            Self::Failed => "release (only a part of the last call was enqueued)",
         }
     }
 }
@@ -212,9 +211,9 @@ fn random() -> u128 {
 }
 
 /// Checks that all PEs of the world have passed the same shape, element sizes and number of ranks.
-/// `is_wrong` states whether this PE has found a wrong value in its own arguments. All PEs must
-/// also pass the same `is_wrong`. If `is_wrong` is true on all PEs, the check succeeds, and each PE
-/// then returns its own error.
+/// `is_wrong` states whether this PE has found a wrong value in its own arguments. If `is_wrong` is
+/// true on only some PEs, the check fails on all PEs. If `is_wrong` is true on all PEs, the check
+/// does not fail because of it, and each PE then returns its own error.
 fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usize; 3], is_wrong: bool) -> Result<()> {
     let Shape { experts, top_k, hidden, max_tokens, scales, .. } = *shape;
     let mine = [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, usize::from(is_wrong)];
@@ -223,7 +222,7 @@ fn agree(world: &World, shape: &Shape, [ranks, token_bytes, result_bytes]: [usiz
     world.team().all_gather_blocking(&[mine], &mut all)?;
     let describe = |of: [u64; 9]| {
         let [experts, top_k, hidden, max_tokens, scales, token_bytes, result_bytes, ranks, is_wrong] = of;
-        let refused = if is_wrong == 1 { "; this shape contains a wrong value" } else { "" };
+        let refused = if is_wrong == 1 { "; this shape is invalid" } else { "" };
         format!(
             "an exchange of {experts} experts among {ranks} ranks, {top_k} experts for each token, {hidden} elements \
              for each token ({token_bytes} bytes each), {scales} scales, results with elements of {result_bytes} bytes, \
@@ -264,11 +263,12 @@ impl<T: Element, Y: Output> Moe<T, Y> {
     /// teams of the same size.
     ///
     /// # Errors
-    /// [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the types.
-    /// [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the shapes, the sizes of
-    /// the types or the sizes of the teams differ between PEs, or if only some PEs pass a wrong
-    /// value. After these checks, the function allocates symmetric memory and calls a barrier. It
-    /// also returns the errors of these two operations.
+    /// - [`Misuse`] if all PEs pass the same shape, but the shape does not fit the team or the
+    ///   types.
+    /// - [`Error::Mismatch`](peerweave_core::Error::Mismatch) on all PEs if the shapes, the sizes
+    ///   of the types or the sizes of the teams differ between PEs, or if only some PEs pass a
+    ///   wrong value.
+    /// - The errors of allocating symmetric memory and of a barrier, which follow these checks.
     pub fn new(world: &World, team: &Team, stream: &Stream, shape: Shape) -> Result<Self> {
         let ranks = team.size();
         // The PEs agree even if this PE has found a wrong value, so that no other PE waits for it.
@@ -524,7 +524,7 @@ impl<T: Element, Y: Output> Moe<T, Y> {
             None if self.shape.scales == 0 => Ok(self.memory.nothing.clone()),
             None => Err(Misuse {
                 call,
-                kind: MisuseKind::Missing { argument: "scales", why: "the tokens of this shape have scales" },
+                kind: MisuseKind::Missing { argument: "scales", why: "the shape specifies scales for each token" },
             }
             .into()),
         }

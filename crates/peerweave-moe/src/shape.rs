@@ -100,10 +100,10 @@ impl Shape {
         }
         let is_too_long = |elements: usize, bytes: usize| elements.saturating_mul(bytes) / LINE >= u32::MAX as usize / 2;
         if is_too_long(self.hidden, token_bytes.max(result_bytes)) {
-            return wrong("hidden", self.hidden, "fewer than 2^31 - 1 lines of 16 bytes in a token or a result");
+            return wrong("hidden", self.hidden, "a token size and a result size below 34359738352 bytes");
         }
         if is_too_long(self.scales, size_of::<f32>()) {
-            return wrong("scales", self.scales, "scales that fill fewer than 2^31 - 1 lines of 16 bytes");
+            return wrong("scales", self.scales, "fewer than 8589934588 scales");
         }
         Ok(())
     }

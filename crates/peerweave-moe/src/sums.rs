@@ -135,8 +135,9 @@ impl Class for Float32 {
 /// Sums in `f32`, one for each element position in a batch of lines. Each call of [`Self::add`]
 /// adds the elements of one more batch to the sums.
 pub(crate) struct Sums<C> {
-    /// One sum for each element of each line. If the batch is consecutive ([`Batch::is_piece`]),
-    /// the sums of all lines follow each other without gaps.
+    /// `values[i][j]` is the sum for element `j` of line `i`. If the lines are consecutive
+    /// ([`Batch::is_piece`]), the sums are stored in the same order, but without gaps for lines
+    /// that have fewer than [`MOST`] elements.
     values: [[f32; MOST]; BATCH],
     class: PhantomData<C>,
 }

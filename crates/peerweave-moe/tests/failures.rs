@@ -146,7 +146,7 @@ fn exchange_is_usable_after_calls_that_return_misuse() {
 }
 
 #[test]
-fn different_shapes_are_a_mismatch_on_all_pes() {
+fn exchange_creation_fails_on_all_pes_if_the_shapes_differ() {
     let shape = Shape::new(6, 2, 16, 4);
     for (other, difference) in [
         (Shape::new(12, 2, 16, 4), "12 experts"),
@@ -155,7 +155,7 @@ fn different_shapes_are_a_mismatch_on_all_pes() {
         (Shape::new(6, 2, 16, 3), "at most 3 tokens"),
         (shape.scales(4), "4 scales"),
         (Shape::new(6, 0, 16, 4), "0 experts for each token"),
-        (shape.launch(0, 32), "this shape contains a wrong value"),
+        (shape.launch(0, 32), "this shape is invalid"),
     ] {
         let outcomes = on_threads(3, |world| {
             let stream = world.stream()?;
@@ -218,7 +218,7 @@ fn error_of_a_wrong_expert_names_the_pe_and_the_expert_count() {
     for (experts, message) in [
         ([0, 4, 1, 2], "a token of PE 0 has expert 4, expected a number in 0..4, or -1 for no expert"),
         ([0, -2, 1, 2], "a token of PE 0 has expert -2, expected a number in 0..4, or -1 for no expert"),
-        ([0, 1, 3, 3], "a token of PE 0 has expert 3 twice, expected distinct experts (of 4 experts)"),
+        ([0, 1, 3, 3], "a token of PE 0 lists expert 3 twice, expected each of the 4 experts at most once"),
     ] {
         // The error is returned by the ticket of the half, by the ticket of the whole dispatch, and
         // by the stream.

@@ -192,8 +192,8 @@ fn wait_error_names_the_rank_whose_call_was_not_issued() {
         assert_eq!(
             text,
             format!(
-                "all_reduce_in_place: call 1 on {} waits for calls of rank 1 that the waiting thread has not issued; issue the \
-                 calls of all ranks of a thread in one Nccl::group",
+                "all_reduce_in_place: call 1 on {} cannot complete, because the waiting thread has not issued the call for rank 1; \
+                 issue the calls of all ranks of a thread in one Nccl::group",
                 one.name()
             )
         );
@@ -206,7 +206,7 @@ fn wait_error_names_the_rank_whose_call_was_not_issued() {
 }
 
 #[test]
-fn wait_fails_early_if_a_group_omits_a_rank_of_the_thread() {
+fn wait_fails_early_if_a_group_omits_a_rank_of_the_same_thread() {
     fakes(3).run(|| {
         let all = all(3);
         let mut buffers: Vec<_> = all.iter().map(|(_, stream)| floats(stream, &[1.0])).collect();

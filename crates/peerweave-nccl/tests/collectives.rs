@@ -100,7 +100,7 @@ fn processes_with_one_rank_each_connect_through_a_rendezvous() {
 }
 
 #[test]
-fn collectives_of_old_and_new_nccl_have_expected_results() {
+fn collectives_with_nccl_2_19_to_2_30_have_expected_results() {
     // Before NCCL 2.28, all-to-all, gather and scatter are composed of sends and receives. Before
     // NCCL 2.24.3, 8-bit floats are transferred as bytes.
     for version in ["2.19.3", "2.22.3", "2.27.7", "2.28.9", "2.30.7"] {

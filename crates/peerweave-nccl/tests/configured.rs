@@ -315,7 +315,7 @@ fn launch_event_of_another_context_is_refused() {
         for (event, why) in [
             (
                 event(&beside),
-                ": its context is not the communicator's context; create both with the primary context of the device",
+                ": the CUDA context differs from the communicator's context; use the primary context of the device for all CUDA objects and communicators",
             ),
             (event(&device(1)), " is on device 1, expected device 0"),
         ] {

@@ -147,7 +147,7 @@ fn team_of_another_rank_or_communicator_is_refused() {
 }
 
 #[test]
-fn init_fails_if_multicast_is_off_but_nccl_would_use_nvls() {
+fn communicator_init_fails_if_multicast_is_off_but_nvls_is_on() {
     fakes_of("2.32.3").env("PEERWEAVE_MULTICAST", "off").env_remove("NCCL_NVLS_ENABLE").run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let contexts = common::contexts(1);
@@ -203,7 +203,7 @@ fn threads_share_a_device_communicator() {
 }
 
 #[test]
-fn device_communicator_of_an_aborted_communicator_is_dead() {
+fn device_communicator_is_unusable_after_an_abort() {
     fakes_of("2.32.3").run(|| {
         on_every_rank(|communicator| {
             let device = DeviceCommunicator::create(&communicator, &DeviceCommRequirements::new())

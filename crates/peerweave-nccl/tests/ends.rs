@@ -203,7 +203,7 @@ fn exactly_one_of_two_concurrent_revocations_succeeds() {
 }
 
 #[test]
-fn revoke_of_a_non_blocking_communicator_ends_no_other_call() {
+fn revoke_does_not_interrupt_a_stuck_non_blocking_call() {
     // Without the wait, NCCL would free the call twice.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         ranks(2, &Config::new().blocking(Switch::Off), |comm, stream| {

@@ -262,7 +262,7 @@ fn survivor(child: &peerweave_fakes::Child) {
 }
 
 #[test]
-fn allocation_succeeds_once_dropped_memory_is_freed() {
+fn allocation_waits_until_dropped_memory_is_freed() {
     // The device has memory for only one allocation, and another thread frees dropped memory.
     fakes(1).env("PEERWEAVE_FAKE_CUDA_MEMORY_BYTES", (64usize << 20).to_string()).run(|| {
         let (nccl, context) = (Nccl::load().expect("the fake library is found"), contexts(1).remove(0));

@@ -142,7 +142,7 @@ fn borrowed_memory_is_refused_in_a_capture() {
 }
 
 #[test]
-fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
+fn group_fails_if_the_closure_begins_a_capture_after_a_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut slice = stream.alloc_zeros::<f32>(4).expect("memory is allocated");
@@ -152,7 +152,7 @@ fn capture_that_begins_while_a_group_is_recorded_is_an_error() {
             Ok(())
         });
         let error = result.expect_err("no graph can keep the slice alive").to_string();
-        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture");
+        assert_eq!(error, "all_reduce_in_place: a stream capture began or ended between the checks and the launch of the call; keep the whole call or group either inside or outside the capture");
         assert_eq!(counted("collectives"), 0);
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         stream.end_capture(flags).expect("the capture is still valid");
@@ -355,7 +355,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn call_fails_if_acquiring_its_buffer_begins_a_capture() {
+fn call_fails_if_a_custom_buffer_begins_a_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));
@@ -364,7 +364,7 @@ fn call_fails_if_acquiring_its_buffer_begins_a_capture() {
         let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
         drop(stream.end_capture(flags).expect("the capture is still valid"));
         let error = result.expect_err("the call is refused, because a capture began after it was recorded").to_string();
-        assert_eq!(error, "all_reduce_in_place: a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture");
+        assert_eq!(error, "all_reduce_in_place: a stream capture began or ended between the checks and the launch of the call; keep the whole call or group either inside or outside the capture");
         assert_eq!((comm.sequence(), counted("collectives")), (before, 0), "NCCL was not called");
     });
 }
@@ -452,7 +452,7 @@ fn capture_that_begins_during_a_non_blocking_call_is_invalid() {
 }
 
 #[test]
-fn capture_that_begins_during_a_configured_call_is_invalid() {
+fn capture_that_begins_during_a_call_with_a_config_is_invalid() {
     fakes(1).run(|| {
         // Before it calls NCCL, the slow path queries the stream one time more than the fast path.
         refused_meanwhile(Switch::On, "cuStreamIsCapturing:3=400ms", |comm, stream, values| {
@@ -487,7 +487,7 @@ fn call_fails_if_the_capture_ends_during_the_call() {
         let graph = stream.end_capture(flags).expect("the capture ends").expect("the capture yields a graph");
         let error =
             calling.join().expect("the thread does not panic").expect_err("the capture ended during the call").to_string();
-        assert!(error.contains("another thread ended the capture of the stream during the call"), "{error}");
+        assert!(error.contains("another thread ended the stream capture during the call"), "{error}");
         graph.launch().expect("the graph is launched");
         comm.wait(&stream, DEADLINE).expect("the work completes");
     });

@@ -238,7 +238,7 @@ fn unsupported_simulate_call_leaves_no_nccl_group_open() {
 }
 
 #[test]
-fn register_all_aborts_all_ranks_if_one_rank_cannot_register() {
+fn failed_window_registration_of_one_rank_aborts_all_ranks() {
     fakes(2).run(|| {
         let all = all(2);
         let memories: Vec<_> = all

@@ -50,7 +50,7 @@ fn grown_communicator_contains_old_and_new_ranks() {
 }
 
 #[test]
-fn init_rank_scalable_accepts_several_ids() {
+fn scalable_init_accepts_more_than_one_unique_id() {
     fakes(4).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let ids = [nccl.unique_id().expect("an id is created"), nccl.unique_id().expect("an id is created")];

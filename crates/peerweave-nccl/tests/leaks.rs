@@ -10,7 +10,7 @@ use peerweave_fakes::child;
 use peerweave_nccl::{Communicator, Config, Nccl, NcclMem};
 
 #[test]
-fn leak_report_contains_live_resources() {
+fn leak_report_lists_resources_that_are_not_yet_freed() {
     fakes(1).run(|| {
         assert!(Nccl::leaks().is_empty());
         let (comm, stream) = alone();
@@ -45,7 +45,7 @@ fn leaks_are_reported_at_exit() {
         lines,
         [
             "peerweave-nccl: leaked: communicator \"forgotten\" #1 (rank 0 of 1) was neither finalized nor aborted",
-            "peerweave-nccl: leaked: allocations from NCCL's allocator that were not freed: 1 (256 bytes)",
+            "peerweave-nccl: leaked: ncclMemAlloc allocations that have not been freed: 1 (256 bytes)",
         ],
         "{output}"
     );

@@ -124,7 +124,7 @@ fn nccl_error_contains_code_version_and_message_of_nccl() {
 }
 
 #[test]
-fn params_method_returns_names_and_values() {
+fn parameter_list_agrees_with_single_parameter_queries() {
     Fakes::new().nccl().env("NCCL_DEBUG_LEVELS", "WARN").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         let params = nccl.params().expect("NCCL 2.32 has parameters");
@@ -139,7 +139,7 @@ fn params_method_returns_names_and_values() {
 }
 
 #[test]
-fn parameter_read_as_another_integer_type_is_refused() {
+fn reading_a_parameter_as_the_wrong_type_is_an_error() {
     Fakes::new().nccl().env("NCCL_FAKE_I16", "-300").env("NCCL_FAKE_U64", "18446744073709551615").run(|| {
         let nccl = Nccl::load().expect("the library is found");
         assert_eq!(nccl.param_as::<i16>("NCCL_FAKE_I16").expect("the parameter has this type"), Some(-300));
@@ -196,7 +196,7 @@ fn params_and_encryption_are_unsupported_before_2_30() {
 }
 
 #[test]
-fn second_loaded_library_lists_the_path_of_the_first_library() {
+fn loading_a_second_library_reports_the_path_of_the_first() {
     Fakes::new().nccl().run(|| {
         let first = Nccl::load().expect("the library is found");
         assert!(first.others().is_empty());

@@ -36,7 +36,7 @@ fn split_creates_a_communicator_for_each_color() {
 }
 
 #[test]
-fn split_all_accepts_several_ranks_of_one_thread() {
+fn one_thread_can_split_the_communicators_of_several_ranks() {
     fakes(4).run(|| {
         let all = all(4);
         let members: Vec<_> = all.iter().map(|(comm, _)| (comm, Some(comm.rank().get() / 2), 0)).collect();
@@ -88,7 +88,7 @@ fn reduction_is_destroyed_when_no_call_uses_the_reduction() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);
         let (first, second) = (PreMulSum::new(&comm, 3.0f32), PreMulSum::from_device(&comm, floats(&stream, &[5.0])));
-        let (first, second) = (first.expect("the communicator is created"), second.expect("the communicator is created"));
+        let (first, second) = (first.expect("the reduction is created"), second.expect("the reduction is created"));
         assert_eq!(counted("redops"), 2);
         comm.nccl()
             .group(|group| {
@@ -134,7 +134,7 @@ fn suspended_communicator_refuses_calls_until_resumed() {
 }
 
 #[test]
-fn failed_split_returns_an_error_instead_of_none() {
+fn failed_split_is_an_error_and_a_second_split_succeeds() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommSplit:1=2").run(|| {
         let (comm, stream) = alone();
         assert_eq!(comm.split(Some(0), 0).expect_err("the first split fails").code().map(|code| code.get()), Some(2));

@@ -175,7 +175,7 @@ fn gather_refuses_invalid_receive_buffers_on_non_root_ranks() {
 }
 
 #[test]
-fn mismatched_devices_streams_and_communicators_are_refused() {
+fn buffer_stream_or_reduction_of_another_rank_is_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((comm, stream), (other, other_stream)) = (&all[0], &all[1]);
@@ -216,7 +216,7 @@ fn stream_of_another_context_is_misuse() {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[1.0]);
         let other = context_beside(comm.context()).new_stream().expect("a stream is created");
-        let why = "the stream: its context is not the communicator's context; create both with the primary context of the device";
+        let why = "the stream: the CUDA context differs from the communicator's context; use the primary context of the device for all CUDA objects and communicators";
         says(comm.all_reduce_in_place(&other, &mut values, ReduceOp::Sum), &format!("all_reduce_in_place: {why}"));
         says(comm.wait(&other, DEADLINE), &format!("wait: {why}"));
         let grouped = comm.nccl().group(|group| group.all_reduce_in_place(&comm, &other, &mut values, ReduceOp::Sum));
@@ -227,7 +227,7 @@ fn stream_of_another_context_is_misuse() {
 }
 
 #[test]
-fn per_thread_streams_are_refused_by_every_call() {
+fn per_thread_default_stream_is_refused_by_every_call() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let own = comm.context().per_thread_stream();
@@ -343,7 +343,7 @@ fn invalid_ranks_and_devices_are_misuse() {
         let blocking = Config::new().blocking(Switch::On);
         says(
             Communicator::split_all(&[(&comm, Some(0), 0)], Some(&blocking)),
-            "split: Config::blocking: the value differs from the mode of the parent communicator, expected both blocking or both non-blocking",
+            "split: Config::blocking: the value differs from the mode of the parent communicator; leave the value unset to use the mode of the parent",
         );
     });
 }

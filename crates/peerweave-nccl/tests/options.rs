@@ -60,7 +60,7 @@ fn options() -> Vec<(Config, &'static str, &'static str)> {
 }
 
 #[test]
-fn options_reach_only_libraries_that_support_them() {
+fn config_option_reaches_nccl_unless_nccl_is_too_old() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     for version in ["2.19.3", "2.26.5", "2.27.7", "2.28.9", "2.29.7", "2.30.7", "2.31.2", "2.32.3"] {
         fakes_of(1, version).env(LOG, directory.path().join(version)).run(|| {
@@ -130,7 +130,7 @@ fn call_options() -> Vec<(CollConfig, &'static str)> {
 }
 
 #[test]
-fn options_of_a_call_reach_the_library() {
+fn options_of_a_call_are_passed_to_nccl() {
     let directory = tempfile::tempdir().expect("a temporary directory is created");
     fakes(1).env(LOG, directory.path().join("log")).run(|| {
         let (comm, stream) = alone();

@@ -44,7 +44,7 @@ fn beside_a_revocation(mut end: impl FnMut(usize, Communicator, Result<(), NcclE
 }
 
 #[test]
-fn revoke_concurrent_with_finalize_or_abort_is_safe() {
+fn revoke_during_finalize_or_abort_leaves_a_consistent_state() {
     fakes(1).run(|| {
         let (mut revoked, mut late) = (0, 0);
         beside_a_revocation(|round, comm, result| {

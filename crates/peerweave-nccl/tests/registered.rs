@@ -31,7 +31,7 @@ fn local_deregistration_needs_no_other_rank() {
 }
 
 #[test]
-fn local_deregistration_frees_the_memory_of_a_registration() {
+fn local_deregistration_of_a_buffer_frees_the_dropped_memory() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
@@ -70,7 +70,7 @@ fn deregister_waits_for_every_stream_with_work() {
 }
 
 #[test]
-fn local_deregistration_keeps_the_memory_of_a_window() {
+fn local_deregistration_of_a_window_does_not_free_the_memory() {
     fakes(2).run(|| {
         ranks(2, &Config::new(), |comm, stream| {
             let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");

@@ -133,7 +133,7 @@ fn creation_error_names_a_rank_that_has_died() {
 }
 
 #[test]
-fn error_names_a_lost_rank_that_nccl_detects_first() {
+fn creation_error_names_a_dead_rank_if_nccl_fails_first() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| die_while_others_create_the_communicator(&child, DEADLINE));

@@ -66,7 +66,7 @@ fn stuck_call_fails_at_the_deadline_and_names_late_ranks() {
 }
 
 #[test]
-fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
+fn every_rank_of_a_stuck_group_is_aborted_at_the_deadline() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -105,7 +105,7 @@ fn stuck_group_aborts_all_ranks_of_the_thread_at_the_deadline() {
 }
 
 #[test]
-fn abort_of_one_rank_ends_the_blocked_group_of_the_rank() {
+fn abort_of_one_rank_aborts_all_ranks_of_a_blocked_group() {
     connecting(3).run(|| {
         let nccl = Nccl::load().expect("the fake library is found");
         let (id, contexts) = (nccl.unique_id().expect("an id is created"), contexts(3));
@@ -190,7 +190,7 @@ fn changed_deadline_applies_to_the_running_call() {
 }
 
 #[test]
-fn late_work_is_aborted_at_the_work_deadline() {
+fn stuck_work_is_aborted_at_the_work_deadline() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run(|| {
         let (comm, stream) = alone();
         let (bystander, beside) = alone();
@@ -215,7 +215,7 @@ fn late_work_is_aborted_at_the_work_deadline() {
 }
 
 #[test]
-fn always_busy_stream_is_not_reported_as_late() {
+fn busy_stream_that_makes_progress_is_not_aborted() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclAllReduce=5").run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(PATIENT);
@@ -249,7 +249,7 @@ fn capture_stays_valid_while_the_watchdog_checks_the_work() {
 }
 
 #[test]
-fn work_that_precedes_a_capture_is_aborted_at_the_work_deadline() {
+fn stuck_work_is_aborted_even_if_a_capture_follows() {
     fakes(1).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:1").run(|| {
         let (comm, stream) = alone();
         comm.set_work_deadline(SHORT);

@@ -48,7 +48,7 @@ fn every_rank_puts_to_every_window() {
 }
 
 #[test]
-fn dropped_registration_keeps_memory_until_finalize() {
+fn communicator_keeps_memory_of_dropped_registrations_alive() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = || NcclMem::<f32>::alloc(comm.nccl(), comm.context(), 16).expect("memory is allocated");
@@ -108,13 +108,14 @@ fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
             if comm.rank() == Rank::new(0) {
                 let put = |offset| comm.put_signal(&stream, &target, Rank::new(1), &window, offset, Signal::default());
                 // The puts at offsets 7, 8 and 56 are inside the peer's window.
-                put(7).expect("the offset is inside this rank's window");
+                let first = put(7);
                 is_waiting.wait();
+                first.expect("the offset is inside this rank's window");
                 let before = counted("collectives");
                 for offset in [8, 56] {
                     assert_eq!(
                         put(offset).expect_err("NCCL also checks the length of this rank's window").to_string(),
-                        format!("put_signal: the offset is {offset}, expected less than the length of this rank's own window")
+                        format!("put_signal: the offset is {offset}, expected less than the length of this rank's own window, because NCCL may check the offset in both windows")
                     );
                 }
                 assert_eq!(
@@ -124,9 +125,10 @@ fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
                 assert_eq!(counted("collectives"), before, "nothing was enqueued");
                 put(7).expect("the offset is inside this rank's window");
             } else {
-                comm.wait_signal(&stream, &[SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 2 }])
-                    .expect("the call is enqueued");
+                let wait = SignalWait { peer: Rank::new(0), signal: Signal::default(), count: 2 };
+                let enqueued = comm.wait_signal(&stream, &[wait]);
                 is_waiting.wait();
+                enqueued.expect("the call is enqueued");
             }
             comm.wait(&stream, DEADLINE).expect("the work completes");
             window.deregister(&stream, DEADLINE).expect("all ranks unregister");

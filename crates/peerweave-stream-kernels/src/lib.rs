@@ -33,17 +33,18 @@ pub const OUTCOME_BITS: usize = 2;
 
 /// The conditions for which [`stream_wait()`] can wait.
 pub mod until {
-    /// Condition: all awaited words that are not excluded satisfy the comparison. The kernel writes
-    /// the value of one awaited word to word 1 of the outcome. This awaited word is the
-    /// non-excluded word with the highest index. If all words are excluded, the kernel writes 0.
+    /// Condition: each awaited word that is not excluded has satisfied the comparison at least
+    /// once. If the condition holds, word 1 of the outcome is the value of the last of these words,
+    /// or 0 if all words are excluded.
     pub const ALL: u32 = 0;
     /// Condition: at least one awaited word that is not excluded satisfies the comparison, or all
     /// words are excluded. The kernel writes one value to word 1 of the outcome: 1 plus the index
     /// of a non-excluded word that satisfies the comparison, or 0 if there is no such word.
     pub const ANY: u32 = 1;
     /// The same condition as [`ANY`]. In addition, the kernel writes one bit for each awaited word
-    /// to the array `outcome`. The bits start at index [`OUTCOME_BITS`](super::OUTCOME_BITS) of the
-    /// array. A bit is 1 if its word is not excluded and satisfies the comparison.
+    /// to the array `outcome`, from index [`OUTCOME_BITS`](super::OUTCOME_BITS) on. A bit is 1 if
+    /// its word is not excluded and satisfies the comparison. If no word satisfies the comparison
+    /// any more, only the bit of the word that ended the wait is 1.
     pub const SOME: u32 = 2;
 }
 
@@ -180,8 +181,9 @@ pub fn stream_wait(
     Ok(())
 }
 
-/// Performs an operation on an element on PE `pe`. `kind` is a constant of the module [`atomic`],
-/// and `bytes` is the size of the element: 4 or 8 bytes.
+/// Performs the atomic operation `kind`, a constant of the module [`atomic`], on one element on PE
+/// `pe`. `bytes` is the size of the element: 4 or 8. `expected` is used only by
+/// [`atomic::COMPARE_SWAP`].
 #[kernel]
 pub fn stream_atomic(
     ctx: &Context,

@@ -101,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn comparisons_of_words_are_signed_only_for_signed_types() {
+    fn integers_compared_as_64_bit_words_keep_their_order() {
         fn check<T: crate::Integer + PartialOrd>(values: &[T]) {
             for (&a, &b) in values.iter().flat_map(|a| values.iter().map(move |b| (a, b))) {
                 let holds = |compare: Compare| compare.holds_as(T::DTYPE, a.to_word(), b.to_word());

@@ -1,8 +1,9 @@
-//! The exchange in which the PEs of a collective call report their outcomes to each other. This
-//! module converts the errors of the exchange to [`VmmError`].
+//! Exchanges the outcomes of a collective call among the PEs, so that each PE knows whether the
+//! call failed on another PE. Converts the errors of the exchange to [`VmmError`].
 //!
-//! [`peerweave_bootstrap::agree`] implements the exchange. Invariant: after
-//! [`Disagreement::Known`], every PE undoes the call, so no PE has to wait for the deadline.
+//! [`peerweave_bootstrap::agree`] implements the exchange. Invariant: [`Disagreement::Known`] means
+//! that all PEs know of the failure. Every PE then undoes the call, so no PE waits for another PE
+//! until the deadline.
 
 use peerweave_bootstrap::agree::{self, Failure, Members};
 use peerweave_bootstrap::{BootstrapError, Rendezvous};
@@ -14,8 +15,8 @@ use crate::error::{Misuse, PeerCause, VmmError};
 pub(crate) enum Disagreement {
     /// All PEs know of the failure, so each PE undoes the call.
     Known(VmmError),
-    /// The exchange itself failed. Some PEs may have completed the call, and other PEs may have
-    /// undone the call.
+    /// The exchange itself failed, so this PE does not know the outcomes of the other PEs. Some PEs
+    /// may have completed the call, and others may have undone it.
     Unknown(VmmError),
 }
 
@@ -32,9 +33,9 @@ impl From<Disagreement> for VmmError {
 /// in ascending order of the PEs.
 ///
 /// `label` identifies the exchange. `call` describes the call: its name, its arguments and the
-/// state in which it started. `label` and `call` must be the same on all PEs. `outcome` is this
-/// PE's blob for the other PEs, or this PE's error. If `outcome` is an error, this function returns
-/// that error unless the exchange itself fails.
+/// state before the call. `label` and `call` must be the same on all PEs. If `outcome` is an error,
+/// this function returns that error, unless the exchange itself fails or the PEs pass different
+/// calls.
 pub(crate) fn agree(
     rendezvous: &Rendezvous,
     label: &str,
@@ -92,7 +93,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// Returns the error for an invalid blob from `pe`.
+/// Returns the error for a blob from `pe` that this PE cannot decode.
 pub(crate) fn unreadable(call: &str, pe: Pe) -> VmmError {
     let cause = PeerCause::Failed("the PE sent invalid data".into());
     VmmError::Peer { call: call.to_owned(), pe, cause }

@@ -25,7 +25,7 @@ pub enum VmmError {
     Unsupported {
         /// Name of the feature.
         feature: &'static str,
-        /// Description of the requirement.
+        /// Description of what the feature requires.
         needs: String,
         /// Description of what was found instead of `needs`.
         found: String,
@@ -133,9 +133,10 @@ pub enum Misuse {
         /// Unit of the indices and of the length: "bytes", "elements" or "signals".
         unit: &'static str,
     },
-    /// The requested range is not free. A part of the reservation's range is already mapped, or
-    /// memory is already bound to a part of the multicast object's range.
-    #[error("{call}: a part of bytes {start}..{end} is already mapped or bound, expected a free range")]
+    /// A part of the reservation's range is already mapped, or a part of the multicast object's
+    /// range already has a binding. `unbind` also returns this error, because a binding
+    /// removes its memory itself.
+    #[error("{call}: a mapping or a binding already covers a part of bytes {start}..{end}, expected a range that none covers")]
     Occupied {
         /// Name of the call.
         call: &'static str,

@@ -156,7 +156,7 @@ pub fn check_pair(from: &Arc<CudaContext>, to: &Arc<CudaContext>, deadline: Inst
         return Err(VmmError::Unsupported {
             feature: "peer access",
             needs: format!("access of device {near} to the memory of device {far}"),
-            found: "the result 0 of cuDeviceCanAccessPeer".into(),
+            found: "no access (cuDeviceCanAccessPeer returned 0)".into(),
         });
     }
     let broken = |what: String| VmmError::BrokenPeer { from: format!("device {near}"), to: format!("device {far}"), what };

@@ -18,8 +18,8 @@ use peerweave_dylib::MissingSymbol;
 use crate::VmmError;
 
 peerweave_dylib::bindings! {
-    /// Driver functions that this crate declares itself. `peerweave_driver::Api` lacks them, or
-    /// declares them with an enumeration that lacks the newer values.
+    /// Driver functions that this crate declares itself: either `peerweave_driver::Api` lacks the
+    /// function, or an enumeration in its declaration lacks values that this crate passes.
     pub(crate) struct Extra {
         /// Returns the name of a device.
         "2.0" fn cuDeviceGetName(name: *mut c_char, len: c_int, device: CUdevice) -> CudaCode;
@@ -90,7 +90,8 @@ pub(crate) fn api() -> Result<&'static Api, VmmError> {
     Ok(Driver::get()?.api())
 }
 
-/// Converts a code of the driver to a result.
+/// Returns an error if the driver lacks the function `call`, or if the function returned an error
+/// code.
 #[inline]
 pub(crate) fn done(call: &'static str, code: Result<CudaCode, MissingSymbol>) -> Result<(), VmmError> {
     let code = code.map_err(DriverError::from)?;

@@ -198,7 +198,7 @@ fn failed_peer_check_is_an_error_on_all_pes() {
 }
 
 #[test]
-fn heap_finalize_with_cuda_ipc_ignores_work_on_other_devices() {
+fn ipc_heap_finalize_does_not_wait_for_unrelated_devices() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -238,7 +238,7 @@ fn ipc_memory_is_not_freed_if_a_peer_fails_to_close_it() {
 }
 
 #[test]
-fn heap_finalize_keeps_ipc_memory_with_a_live_peer_handle() {
+fn heap_finalize_keeps_ipc_memory_that_another_pe_has_open() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -330,7 +330,7 @@ fn error_names_the_pe_that_sent_invalid_data() {
 }
 
 #[test]
-fn addresses_are_reusable_after_the_wait_for_dropped_mappings() {
+fn reserved_addresses_can_be_mapped_again_after_an_unmap() {
     Fakes::new().cuda().run(|| {
         let context = common::context(0);
         let bytes = Granularity::of_device(0, Exportable::NOWHERE).expect("the device has virtual memory management").recommended;

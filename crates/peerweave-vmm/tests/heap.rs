@@ -142,7 +142,7 @@ fn ipc_memory_is_freed_if_heap_creation_fails_on_one_pe() {
 }
 
 #[test]
-fn freeing_heap_memory_with_a_second_handle_is_an_error() {
+fn freeing_heap_memory_that_has_two_handles_is_an_error() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = heap(&me, options());
@@ -218,7 +218,7 @@ fn heap_uses_fabric_handles_or_returns_a_fallback_reason() {
                 assert_eq!(transport, HeapTransport::FileDescriptor);
                 let why = why.expect("fabric handles are not used");
                 assert!(why.starts_with(&format!("PE {}: ", refused.start)) && why.contains(call), "{why}");
-                me.barrier("message_of");
+                me.barrier("checked");
             }
             whole_life(&me, options().sharing(Sharing::PreferFabric), HeapTransport::Fabric);
             me.leave();
@@ -290,7 +290,7 @@ fn heap_stays_usable_if_the_calls_of_the_pes_differ() {
 }
 
 #[test]
-fn free_fails_on_all_pes_if_one_pe_still_has_a_slice() {
+fn freeing_memory_fails_on_all_pes_if_one_pe_holds_a_slice() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me, options());
@@ -320,7 +320,7 @@ fn free_fails_on_all_pes_if_one_pe_still_has_a_slice() {
 }
 
 #[test]
-fn free_refuses_memory_of_another_heap() {
+fn heap_cannot_free_memory_of_another_heap() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let (one, other) = (heap(&me, options()), heap(&me, options()));
@@ -332,7 +332,7 @@ fn free_refuses_memory_of_another_heap() {
 }
 
 #[test]
-fn free_times_out_if_a_local_stream_is_stuck() {
+fn freeing_memory_times_out_if_a_stream_that_uses_it_is_stuck() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(5);
         threads_within(2, deadline, |me| {

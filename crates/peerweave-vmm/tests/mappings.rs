@@ -78,7 +78,7 @@ fn mapping_keeps_memory_and_addresses_alive() {
 }
 
 #[test]
-fn dropped_mapping_is_unmapped_when_streams_complete() {
+fn dropped_mapping_is_unmapped_after_pending_work_completes() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let stream = context.new_stream().expect("the stream is created");
@@ -418,7 +418,7 @@ fn copies_on_a_captured_stream_are_refused() {
 }
 
 #[test]
-fn weak_handle_cannot_be_upgraded_after_rights_are_removed() {
+fn weak_handles_cannot_be_upgraded_after_access_is_revoked() {
     Fakes::new().cuda().run(|| {
         let context = context(0);
         let granularity =

@@ -243,7 +243,7 @@ fn heap_has_multicast_addresses_if_pes_are_threads_or_processes() {
 }
 
 #[test]
-fn multicast_calls_do_not_reach_the_driver_if_disabled() {
+fn multicast_disabled_by_a_variable_makes_no_driver_calls() {
     for (variable, value) in [("PEERWEAVE_MULTICAST", "off"), ("NCCL_NVLS_ENABLE", "0"), ("NVSHMEM_DISABLE_NVLS", "1")] {
         Fakes::new().cuda().env(variable, value).env("FORBIDS", variable).run(|| {
             let forbids = std::env::var("FORBIDS").expect("the variable is set above");
@@ -343,7 +343,7 @@ fn failing_driver_calls_return_errors_without_leaks() {
 }
 
 #[test]
-fn failed_multicast_step_leaves_no_object_on_any_pe() {
+fn failed_multicast_creation_leaves_no_object_on_any_pe() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let options = HeapOptions::new(16 * MIB).max_bytes(64 * MIB);

@@ -39,7 +39,7 @@ fn memory(context: &Arc<CudaContext>, bytes: usize) -> PhysicalMemory {
 }
 
 #[test]
-fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
+fn bindings_must_cover_every_byte_of_the_multicast_object() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let bytes = bytes();
@@ -79,7 +79,7 @@ fn multicast_object_with_a_gap_in_its_bindings_is_refused() {
 }
 
 #[test]
-fn memory_stays_bound_if_the_wait_for_the_other_pe_times_out() {
+fn memory_stays_bound_on_a_pe_that_times_out_waiting_for_peers() {
     Fakes::new().cuda().run(|| {
         let (has_failed, is_over) = (std::sync::Barrier::new(2), std::sync::Barrier::new(2));
         threads_within(2, Duration::from_secs(5), |me| {
@@ -98,8 +98,8 @@ fn memory_stays_bound_if_the_wait_for_the_other_pe_times_out() {
                     // The rendezvous of this PE stays open, so that this PE does not count as lost.
                     is_over.wait();
                 }
-                (_, message_of) => {
-                    let bound = message_of.expect("the other PE has reported that its memory is bound");
+                (_, bound) => {
+                    let bound = bound.expect("the other PE has reported that its memory is bound");
                     let addresses = Reservation::new(&me.context, bytes, 2 * MIB).expect("the addresses are reserved");
                     let mapping = bound.map(&addresses, 0, bytes, &[me.context.ordinal()]).expect("the memory is mapped");
                     assert_eq!(multicast_store(&me.context, mapping.address(), &[1; 8]), Ok(()));
@@ -113,7 +113,7 @@ fn memory_stays_bound_if_the_wait_for_the_other_pe_times_out() {
 }
 
 #[test]
-fn memory_stays_bound_if_heap_multicast_times_out() {
+fn memory_stays_bound_on_a_pe_whose_heap_multicast_times_out() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {
@@ -150,7 +150,7 @@ fn memory_stays_bound_if_heap_multicast_times_out() {
 }
 
 #[test]
-fn multicast_range_cannot_be_bound_again_until_unbound() {
+fn bytes_of_a_multicast_object_cannot_be_bound_twice_at_once() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(1);
         let bytes = bytes();
@@ -242,8 +242,8 @@ fn bind_refuses_memory_that_lacks_the_fabric_handle_type() {
             me.rendezvous.exchange("handle", &[&handle.0[..], &id.0[..]].concat()).expect("the other PE takes part");
             building
         } else {
-            let message_of = me.rendezvous.exchange("handle", &[]).expect("PE 0 takes part").swap_remove(0);
-            let (handle, id) = message_of.split_at(64);
+            let sent = me.rendezvous.exchange("handle", &[]).expect("PE 0 takes part").swap_remove(0);
+            let (handle, id) = sent.split_at(64);
             let handle = FabricHandle(handle.try_into().expect("the handle has 64 bytes"));
             let id = MulticastId(id.try_into().expect("the id has 16 bytes"));
             // SAFETY: PE 0 exported a multicast object with these properties and this id.
@@ -359,7 +359,7 @@ fn multicast_stores_succeed_after_another_pe_times_out() {
 }
 
 #[test]
-fn multicast_creation_ends_after_one_deadline_if_a_pe_is_lost() {
+fn multicast_creation_waits_for_a_lost_pe_only_once() {
     Fakes::new().cuda().run(|| {
         let deadline = Duration::from_secs(6);
         threads_within(2, deadline, |me| {
@@ -387,7 +387,7 @@ fn multicast_creation_ends_after_one_deadline_if_a_pe_is_lost() {
 }
 
 #[test]
-fn pe_out_of_descriptors_is_reported_before_the_deadline() {
+fn shortage_of_file_descriptors_is_reported_before_the_deadline() {
     Fakes::new().cuda().run_many(3, |child| {
         let me = process(&child);
         let members: Vec<Pe> = (0..3).map(Pe::new).collect();
@@ -416,7 +416,7 @@ fn pe_out_of_descriptors_is_reported_before_the_deadline() {
             if me.pe != full {
                 assert!(matches!(&error, VmmError::Peer { pe, .. } if pe.get() == full), "PE {}: {error}", me.pe);
             }
-            me.barrier("message_of");
+            me.barrier("checked");
         }
         drain_retired();
         Calls::now().assert_balanced("after the failed calls");

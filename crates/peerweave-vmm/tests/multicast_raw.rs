@@ -48,7 +48,7 @@ fn misuse<R>(result: Result<R, VmmError>) -> Misuse {
 }
 
 #[test]
-fn multicast_store_reaches_memory_bound_by_bind_address() {
+fn multicast_store_reaches_memory_that_was_bound_by_address() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0), context(1)];
         let bytes = 2 * MIB;
@@ -145,7 +145,7 @@ fn unbind_refuses_a_multicast_object_that_is_mapped() {
 }
 
 #[test]
-fn team_unbind_unbinds_memory_that_was_bound_by_a_driver_call() {
+fn memory_bound_by_a_driver_call_can_be_unbound_by_the_team() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);
@@ -207,7 +207,7 @@ fn heap_for_multicast_has_the_recommended_granularity() {
 }
 
 #[test]
-fn heap_with_multicast_option_is_created_if_multicast_is_off() {
+fn heap_for_multicast_can_be_created_if_multicast_is_disabled() {
     Fakes::new().cuda().env("PEERWEAVE_MULTICAST", "off").run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB).multicast(true))

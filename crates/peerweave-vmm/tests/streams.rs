@@ -61,7 +61,7 @@ fn heap_memory_does_not_keep_finished_streams_alive() {
 }
 
 #[test]
-fn work_on_a_default_stream_runs_on_the_device_of_the_stream() {
+fn default_stream_work_does_not_depend_on_the_current_context() {
     Fakes::new().cuda().run(|| {
         let (here, elsewhere) = (context(0), context(1));
         let (mapping, _) = mapped(&here);
@@ -92,7 +92,7 @@ fn work_on_a_default_stream_runs_on_the_device_of_the_stream() {
 }
 
 #[test]
-fn repeated_use_of_a_default_stream_keeps_few_context_handles() {
+fn default_stream_calls_do_not_accumulate_context_handles() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 * MIB)).expect("the heap is created");
@@ -162,7 +162,7 @@ fn memory_used_on_a_per_thread_stream_is_never_unmapped() {
 }
 
 #[test]
-fn endless_work_of_other_code_does_not_block_heap_calls() {
+fn heap_calls_do_not_wait_for_stuck_work_on_unrelated_memory() {
     Fakes::new().cuda().run(|| {
         let (send, receive) = channel();
         std::thread::spawn(move || {
@@ -249,7 +249,7 @@ fn heap_creation_and_growth_do_not_break_a_capture() {
 }
 
 #[test]
-fn free_succeeds_if_the_current_capture_does_not_use_the_memory() {
+fn heap_memory_unused_by_an_active_capture_can_be_freed() {
     Fakes::new().cuda().run(|| {
         threads(1, |me| {
             let heap = SymmetricHeap::new(&me.rendezvous, &me.context, HeapOptions::new(4 << 20)).expect("the heap is created");

@@ -143,13 +143,13 @@ mod tests {
     }
 
     #[test]
-    fn requested_backend_is_used_on_any_machine() {
+    fn requested_backend_is_chosen_regardless_of_the_gpu_count() {
         assert_eq!(choose(Request::Host, Some(Ok(8)), 1).to_string(), "host: PEERWEAVE_BACKEND=host");
         assert_eq!(choose(Request::Cuda, Some(Ok(1)), 4).to_string(), "cuda: PEERWEAVE_BACKEND=cuda");
     }
 
     #[test]
-    fn cuda_backend_is_a_misuse_if_the_build_has_no_cuda_feature() {
+    fn request_for_cuda_fails_if_the_build_lacks_the_cuda_feature() {
         let error = decide(Request::Cuda, || None, 1).unwrap_err();
         assert!(error.misuse().is_some());
         assert_eq!(

@@ -1,5 +1,5 @@
-//! Settings of a world from environment variables. `peerweave-bootstrap` reads the variables of
-//! launchers.
+//! Environment variables that configure a [`World`](crate::World). The variables that describe the
+//! job, which launchers set, are read by `peerweave-bootstrap`.
 
 use peerweave_bootstrap::env::{parse_bytes, warn};
 use peerweave_bootstrap::{BootstrapError, Job};
@@ -27,10 +27,10 @@ pub mod names {
     /// `off` makes the host backend copy private buffers through shared memory, instead of reading
     /// these buffers directly from the memory of other processes.
     pub const CROSS_MEMORY_ATTACH: &str = "PEERWEAVE_CROSS_MEMORY_ATTACH";
-    /// The number that selects the order in which the host backend runs the threads of kernels.
-    /// With 0, the default, the threads run in the order of their indices. With any other number,
-    /// the order varies from launch to launch. If the program runs again with the same number, the
-    /// orders are the same. Errors of kernels report the number.
+    /// Seed for the order in which the host backend runs the threads of a kernel. With 0, the
+    /// default, the threads run in the order of their indices. With any other seed, the order
+    /// varies from launch to launch. A run with the same seed has the same orders. Errors of
+    /// kernels report the seed.
     pub const KERNEL_SEED: &str = "PEERWEAVE_KERNEL_SEED";
     /// File with the route table, which gives the algorithm for each collective and size on GPUs.
     /// `peerweave tune` writes such files.
@@ -185,9 +185,8 @@ impl Settings {
     }
 }
 
-/// Prefixes of variables for builds and tests of Peerweave. Programs do not read these variables,
-/// but their presence causes no warning. Other unread variables with Peerweave's prefix cause a
-/// warning.
+/// Prefixes of the variables that only builds and tests of Peerweave read. [`unknown_variable`]
+/// returns no warning about these variables.
 const NOT_FOR_PROGRAMS: [&str; 4] = ["PEERWEAVE_PTX", "PEERWEAVE_FAKE_", "PEERWEAVE_TEST_", "PEERWEAVE_KILLS"];
 
 /// Minimum similarity, from 0 to 1, at which the warning about an unknown variable suggests a known
@@ -213,8 +212,8 @@ fn unknown_variable(name: &str) -> Option<String> {
     let similarity = |known: &str| strsim::jaro_winkler(&known["PEERWEAVE_".len()..], suffix);
     let best = names::all().map(|(known, _)| known).max_by(|a, b| similarity(a).total_cmp(&similarity(b)));
     Some(match best.filter(|known| similarity(known) >= SIMILAR) {
-        Some(known) => format!("the variable {name} is set, but not read; did you mean {known}?"),
-        None => format!("the variable {name} is set, but not read; `peerweave info` lists the variables"),
+        Some(known) => format!("peerweave does not read the variable {name}; did you mean {known}?"),
+        None => format!("peerweave does not read the variable {name}; `peerweave info` lists the variables that it reads"),
     })
 }
 
@@ -250,7 +249,7 @@ mod tests {
     }
 
     #[test]
-    fn values_of_variables_are_parsed() {
+    fn settings_hold_the_parsed_values_of_environment_variables() {
         let settings = read(&[
             (names::BACKEND, "host"),
             (names::DEADLINE, "1.5"),
@@ -280,7 +279,7 @@ mod tests {
     }
 
     #[test]
-    fn known_and_unrelated_variables_cause_no_warning() {
+    fn variables_read_by_peerweave_or_other_code_cause_no_warning() {
         let known = names::all().map(|(name, _)| name);
         for name in known.chain(["HOME", "PEERWEAVE_FAKE_NCCL_SLOW", "PEERWEAVE_PTX"]) {
             assert_eq!(unknown_variable(name), None, "{name}");

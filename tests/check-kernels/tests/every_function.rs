@@ -77,7 +77,7 @@ fn warp_shuffles_votes_and_block_barriers_are_correct() {
 }
 
 #[test]
-fn kernel_functions_for_pe_numbers_and_polling_are_correct() {
+fn team_ranks_peer_mappings_and_polling_waits_are_correct() {
     check(&context::check_context::KERNEL, 1, |job, result| (KernelTeam::WORLD, job.alloc::<u64>(context::WORDS), result));
 }
 

@@ -419,14 +419,15 @@ fn timeout_errors_do_not_name_a_pe_that_waits_too() {
             let me = world.my_pe().get();
             if me > 0 {
                 sleep(Duration::from_millis(60 - 20 * u64::from(me)));
-                let error = calls(world.team()).expect_err("PE 0 makes no call");
-                named.lock().unwrap().push((me, error.blamed(), error.to_string()));
+                let outcome = calls(world.team());
+                named.lock().unwrap().push((me, outcome));
             }
             reported.wait();
         })
         .expect("the PEs leave after their reports");
-        for (pe, blamed, error) in named.into_inner().unwrap() {
-            assert_eq!(blamed, [Pe::new(0)], "PE {pe}: {error}");
+        for (pe, outcome) in named.into_inner().unwrap() {
+            let error = outcome.expect_err("PE 0 makes no call");
+            assert_eq!(error.blamed(), [Pe::new(0)], "PE {pe}: {error}");
         }
     }
 }

@@ -30,7 +30,7 @@ pub(crate) fn end_after(longest: Duration) {
     });
 }
 
-/// The exit status and the selected output of a PE that has ended.
+/// A PE that has ended, as [`processes`] returns it.
 pub(crate) struct Ended {
     pub(crate) status: ExitStatus,
     /// The lines of the PE's output that the caller of [`processes`] asked to keep.

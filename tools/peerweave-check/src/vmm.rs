@@ -26,7 +26,8 @@ use peerweave_vmm::{
 use crate::table::Table;
 use crate::{Failure, launch};
 
-/// Function that repeats an action the given number of times on a PE.
+/// Function that runs one test for memory leaks on a PE: repeats the actions of the test the given
+/// number of times.
 type Rounds = fn(&Pes, usize) -> Result<(), Failure>;
 
 /// Maximum duration of a wait.
@@ -360,7 +361,7 @@ fn exchange_and_grow(pes: &Pes) -> Result<(), Failure> {
     let start = Instant::now();
     let len = (16 * MIB / 8) / pes.n as usize;
     all_to_all(pes, &heap, 1, len)?;
-    pes.say(&format!("every PE wrote and read {} bytes of every other PE in {:.1?}", len * 8, start.elapsed()));
+    pes.say(&format!("every PE wrote {} bytes to every other PE, and read them back, in {:.1?}", len * 8, start.elapsed()));
     let full = heap.alloc::<u8>(64 * MIB);
     if !matches!(full, Err(VmmError::Misuse(Misuse::Exhausted { .. }))) {
         return Err(format!("an allocation larger than the heap returned {full:?}, expected an error").into());
@@ -400,7 +401,7 @@ fn rounds(pes: &Pes, n: usize) -> Result<(), Failure> {
     if report.is_clean() { Ok(()) } else { Err(report.to_string().into()) }
 }
 
-/// Creates and finalizes heaps repeatedly.
+/// Creates heaps repeatedly, and finalizes or drops each heap.
 fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
     let start = Instant::now();
     for round in 0..n {
@@ -412,7 +413,7 @@ fn heaps(pes: &Pes, n: usize) -> Result<(), Failure> {
             heap.finalize()?;
         }
     }
-    pes.say(&format!("created and ended {n} heaps in {:.1?} each", start.elapsed() / n.max(1) as u32));
+    pes.say(&format!("created and released {n} heaps: {:.1?} per heap", start.elapsed() / n.max(1) as u32));
     Ok(())
 }
 
@@ -451,9 +452,12 @@ fn pairs(pes: &Pes, devices: usize) -> Result<(), Failure> {
             peer::check_pair(from, to, Instant::now() + Duration::from_secs(5))?;
             tried += 1;
             if start.elapsed() > WAIT * 3 / 4 {
-                return Err(
-                    format!("the checks of pairs of devices are too slow: {tried} pairs in {:.1?}", start.elapsed()).into()
-                );
+                return Err(format!(
+                    "checking {tried} pairs of devices took {:.1?}, expected at most {:?} for all pairs",
+                    start.elapsed(),
+                    WAIT * 3 / 4
+                )
+                .into());
             }
         }
     }
@@ -490,10 +494,7 @@ fn killed(pes: &Pes) -> Result<(), Failure> {
     match heap.grow(1) {
         Err(VmmError::Misuse(Misuse::Broken { .. })) => {}
         other => {
-            return Err(format!(
-                "growing the heap after the death of a PE returned {other:?}, expected an error that the heap has failed"
-            )
-            .into());
+            return Err(format!("growing the heap after the death of a PE returned {other:?}, expected Misuse::Broken").into());
         }
     }
     // The memory of the killed PE is still mapped in this process, and the mapping keeps it alive.

@@ -87,7 +87,7 @@ fn reductions_of_all_types_have_correct_results() {
 }
 
 #[test]
-fn calls_completed_by_one_quiet_have_correct_results() {
+fn nonblocking_puts_and_gets_are_correct_after_one_quiet() {
     for operation in ["put", "get", "put-signal", "put-strided", "p"] {
         for form in [&["--nbi"][..], &["--nbi", "--stream"]] {
             let sizes = if operation == "p" { &[][..] } else { &["-b", "256", "-e", "64K", "-f", "16"] };
@@ -100,14 +100,14 @@ fn calls_completed_by_one_quiet_have_correct_results() {
 }
 
 #[test]
-fn option_root_with_value_all_measures_each_pe_as_root() {
+fn broadcast_is_measured_from_each_pe_if_root_is_all() {
     let lines = figures(&["broadcast", "-n", "3", "-r", "all", "-b", "64", "-e", "64", "--iters", "2"]);
     let roots: Vec<_> = lines.iter().map(|fields| fields[4].as_str()).collect();
     assert_eq!(roots, ["0", "1", "2"]);
 }
 
 #[test]
-fn operations_that_only_the_portable_api_has_are_correct() {
+fn operations_only_in_the_portable_api_have_correct_results() {
     for op in ["scan", "exclusive-scan"] {
         let lines = figures(&[op, "-n", "3", "-d", "all", "-o", "all", "-b", "5K", "-e", "5K", "--iters", "2"]);
         assert_eq!(lines.len(), 4 * 5 + 8 * 8, "all reductions but avg");
@@ -136,7 +136,7 @@ fn options_that_an_operation_lacks_are_refused() {
             &["all-reduce", "--limit", "400"],
             "--limit is supported only with --compare, because --limit adds a line to the plot of a comparison",
         ),
-        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected a different reduction"),
+        (&["scan", "-o", "avg"], "reduction avg is not defined for scan, expected any other reduction"),
         (&["moe", "-d", "int32"], "-d int32 is not supported by moe, expected float, half or bfloat16"),
         (&["moe", "--buffers", "private"], "moe requires --buffers symmetric"),
         (&["scan", "--backend", "nccl"], "--backend nccl: NCCL has no operation scan"),
@@ -238,7 +238,7 @@ fn failed_pe_ends_the_measurement_with_exit_code_3() {
 }
 
 #[test]
-fn killed_pe_ends_bench_and_is_named_in_peer_errors() {
+fn killed_pe_ends_bench_and_is_named_by_the_other_pes() {
     let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
     command.env_remove("PEERWEAVE_PE").args(["bench", "barrier", "-n", "3", "--iters", "1000000000", "--no-check"]);
     let child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();

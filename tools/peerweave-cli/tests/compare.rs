@@ -142,7 +142,7 @@ fn compared_kernels_and_libraries_give_right_values() {
 fn graph_replays_of_the_contenders_alternate() {
     let (document, out) = Machine::with_all().document("all-gather", "nccl", &["--graphs=3"], &[]);
     assert_eq!(measured(&document), ["own", "nccl"]);
-    assert!(out.contains("# graphs of 3, out of place; 3 alternating batches of each library or method"), "{out}");
+    assert!(out.contains("# CUDA graphs of 3 calls, out of place; 3 alternating batches of each library or method"), "{out}");
 }
 
 fn methods_that_support_the_call_are_compared() {

@@ -88,7 +88,7 @@ fn operations_of_nccl_are_measured_with_correct_results() {
 }
 
 #[test]
-fn graph_option_measures_replayed_graphs_of_nccl_calls() {
+fn nccl_calls_in_cuda_graphs_have_correct_results() {
     let options = [
         "bench",
         "all-reduce",
@@ -112,7 +112,7 @@ fn graph_option_measures_replayed_graphs_of_nccl_calls() {
     let output = Machine::with_gpus().run(&options, &[]);
     let out = text(&output.stdout);
     assert!(output.status.success(), "{out}\n{}", text(&output.stderr));
-    assert!(out.contains("calls: graphs of 20"), "{out}");
+    assert!(out.contains("calls: CUDA graphs of 20 calls"), "{out}");
     assert_eq!(out.lines().filter(|line| !line.starts_with('#')).count(), 6, "six reductions: {out}");
     assert!(out.contains("# Out of bounds values : 0 OK"), "{out}");
 }

@@ -118,7 +118,7 @@ fn nvshmem_results_are_correct_with_all_timing_options() {
 }
 
 #[test]
-fn header_describes_the_measurement() {
+fn header_shows_buffer_kind_call_form_and_timing_method() {
     let machine = Machine::with_gpus();
     let calls = |arguments: &[&str]| {
         let (_, out) = machine.figures(&[arguments, &["-n", "2", "-b", "64", "-e", "64"]].concat(), &[]);
@@ -128,7 +128,9 @@ fn header_describes_the_measurement() {
     };
     assert!(calls(&["put"]).contains("buffers: symmetric calls: stream-ordered, timed by events"));
     assert!(calls(&["put", "--nbi", "--clock", "wall"]).contains("calls: stream-ordered, nbi inputs"));
-    assert!(calls(&["all-reduce", "-G", "3", "--each"]).contains("calls: graphs of 3, each timed separately, timed by events"));
+    assert!(
+        calls(&["all-reduce", "-G", "3", "--each"]).contains("calls: CUDA graphs of 3 calls, timed separately, timed by events")
+    );
 }
 
 #[test]

@@ -96,7 +96,7 @@ fn pair_without_access_is_named_and_other_pairs_are_measured() {
         assert!(output.status.success(), "{table}{}", text(&output.stderr));
         for part in [
             "GPU 0 to GPU 1 was not measured: peer access",
-            "every GPU to the next GPU, all at once: not measured",
+            "transfers from every GPU to the next, all at once, were not measured",
             "wrong words: 0",
         ] {
             assert!(table.contains(part), "{part} is not in\n{table}");

@@ -109,7 +109,7 @@ fn environment_of_a_pe_has_the_variables_of_torchrun() {
 }
 
 #[test]
-fn number_of_pes_can_be_set_by_options_of_other_launchers() {
+fn run_accepts_np_and_nproc_per_node_for_the_number_of_pes() {
     for options in
         [&["-np", "2"][..], &["--np", "2"], &["--nproc-per-node", "2"], &["--nproc_per_node=2"], &["--timeout", "30", "-np", "2"]]
     {
@@ -490,7 +490,7 @@ fn pes_inherit_no_open_file_of_the_launcher() {
 }
 
 #[test]
-fn start_failure_has_a_message_and_an_exit_code() {
+fn job_that_cannot_start_exits_with_2_126_or_127() {
     let start = |arguments: &[&str]| {
         let mut command = Command::new(env!("CARGO_BIN_EXE_peerweave"));
         command.env_remove("PEERWEAVE_PE").arg("run").args(arguments).output().unwrap()

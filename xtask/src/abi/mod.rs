@@ -236,7 +236,7 @@ mod tests {
     const VERSION: Version = Version([2, 30, 7]);
 
     #[test]
-    fn table_of_sizes_and_offsets_is_converted_to_c_macro_calls() {
+    fn abi_table_is_parsed_and_converted_to_c_macro_calls() {
         let table = parse_table("size ncclTeam_t 12\noffset ncclTeam_t.rank 4\nvalue ncclSum 0\nsymbol ncclSend 2.7.3\n")
             .expect("the table is valid");
         assert_eq!(questions_for(&table.facts), "OFFSET(ncclTeam_t, rank)\nSIZE(ncclTeam_t)\nVALUE(ncclSum)\n");
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn function_with_a_wrong_since_version_is_reported() {
+    fn since_version_that_contradicts_the_library_is_reported() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),

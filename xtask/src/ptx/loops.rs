@@ -122,7 +122,7 @@ mod tests {
     }
 
     #[test]
-    fn copy_loops_that_move_fewer_than_8_vectors_are_reported() {
+    fn copy_loop_with_fewer_than_8_loads_and_stores_is_reported() {
         let whole = check(&kernels(8), OLD);
         assert_eq!((whole.checked, whole.faults), (COPIES.len(), Vec::new()));
         assert_eq!(check(&kernels(7), OLD).faults.len(), COPIES.len());

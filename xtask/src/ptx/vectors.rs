@@ -103,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn kernels_that_move_fewer_than_4_lines_at_once_are_reported() {
+    fn kernels_that_move_fewer_than_4_vectors_a_batch_are_reported() {
         let whole = check(&kernels(4), &TOKENS);
         assert_eq!((whole.checked, whole.faults), (TOKENS.len(), Vec::new()));
         let expected: usize = TOKENS.iter().map(|(_, expected)| expected.len()).sum();
@@ -111,7 +111,7 @@ mod tests {
     }
 
     #[test]
-    fn local_memory_and_missing_kernels_are_reported() {
+    fn kernel_that_uses_local_memory_or_is_missing_is_reported() {
         let spilled = kernels(4).replace("\tret;", "\tst.local.b64 [%rd1], %rd2;\n\tret;");
         assert_eq!(check(&spilled, &TOKENS).faults.len(), TOKENS.len());
         let renamed = kernels(4).replace(".entry moe_dispatch_plan(", ".entry moe_plan(");

@@ -25,7 +25,7 @@ fn correct_module_table_in_the_readme_is_accepted() {
 }
 
 #[test]
-fn import_of_a_module_above_in_the_readme_table_is_reported() {
+fn import_from_a_higher_row_of_the_module_table_is_reported() {
     let sources =
         [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap/mod.rs", ""), ("heap/list.rs", "use crate::ops::call;")];
     assert_eq!(
@@ -63,7 +63,7 @@ fn imports_in_tests_and_documentation_are_ignored() {
 }
 
 #[test]
-fn import_of_a_reexported_type_is_an_import_of_its_module() {
+fn import_of_a_reexport_counts_as_use_of_the_defining_module() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::List;"), ("heap/mod.rs", "mod list;"), ("heap/list.rs", "")];
     assert_eq!(faults(TABLE, &sources), [""; 0]);
 }
@@ -91,7 +91,7 @@ const NESTED: &str =
     "\n### Rooms of ops\n\n| room | what | uses |\n|---|---|---|\n| `call` | calls | `queue` |\n| `queue` | memory | nothing |\n";
 
 #[test]
-fn wrong_import_between_modules_of_a_folder_is_reported() {
+fn imports_that_contradict_the_table_of_a_folder_are_reported() {
     let sources = |call: &'static str, queue: &'static str| {
         let heap = [ROOT, ("heap/mod.rs", "mod list;"), ("heap/list.rs", ""), ("ops/mod.rs", "mod call;\npub use queue::Queue;")];
         heap.into_iter().chain([("ops/call.rs", call), ("ops/queue/mod.rs", queue)]).collect::<Vec<_>>()
@@ -112,7 +112,7 @@ fn wrong_import_between_modules_of_a_folder_is_reported() {
 }
 
 #[test]
-fn folder_with_many_folders_needs_a_module_table_in_the_readme() {
+fn folder_with_more_than_3_folders_needs_a_table_in_the_readme() {
     let sources = |last: &'static str| {
         let files = ["ops/a/mod.rs", "ops/a/b.rs", "ops/c/d.rs", "ops/e/f.rs", last].map(|path| (path, ""));
         files.into_iter().chain([ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("heap.rs", "")]).collect::<Vec<_>>()

@@ -32,7 +32,7 @@ fn unsafe_block_without_a_safety_comment_is_reported() {
 }
 
 #[test]
-fn safety_comment_above_the_whole_statement_is_accepted() {
+fn safety_comment_above_a_statement_or_match_arm_is_accepted() {
     let source = "fn f() {
     // SAFETY: g has no contract on Tuesdays.
     #[allow(unused)]
@@ -107,7 +107,7 @@ fn incomplete_safety_comment_of_a_send_impl_is_reported() {
 }
 
 #[test]
-fn reference_to_the_safety_comment_of_another_type_is_reported() {
+fn safety_comment_that_refers_to_another_type_is_reported() {
     let source = "// SAFETY: shared: the mapping, synchronised by its lock; test `two_threads_write`.
 unsafe impl Send for X {}
 // SAFETY: as for Send.
@@ -124,7 +124,7 @@ fn file_that_cannot_be_parsed_as_rust_is_reported() {
 }
 
 #[test]
-fn fault_in_unsafe_code_names_the_file_and_the_line() {
+fn missing_safety_comment_message_names_file_line_and_item() {
     let mut report = Report::default();
     report.add("a", "src/a.rs", "\nunsafe impl Sync for X {}");
     assert_eq!(report.faults()[0].to_string(), "src/a.rs:2: unsafe impl Sync for X: no `// SAFETY:` comment directly above");

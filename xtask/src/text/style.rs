@@ -98,7 +98,7 @@ mod tests {
     }
 
     #[test]
-    fn idiom_is_found_across_a_line_break_but_not_inside_a_word() {
+    fn forbidden_idiom_is_found_across_lines_but_not_in_a_word() {
         assert_eq!(found("a.rs", concat!("// It waits for\n// ", "ever.\n")), [concat!("a.rs:1: `for ", "ever`: forever")]);
         assert_eq!(found("a.md", concat!("He", "ars it.\n")).len(), 1);
         assert_eq!(found("a.rs", "// It recommends forever.\n"), [""; 0]);

@@ -37,8 +37,8 @@ const MAX_ACCEPTS: usize = 32;
 /// Time within which a connection must send its hello.
 const HELLO_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// The members that send a file descriptor in a call: only the leader, or all members. Each variant
-/// contains the file descriptor of the leader.
+/// The kind of a call: either only the leader sends a file descriptor, or each member sends one.
+/// Both variants contain the leader's own file descriptor.
 #[derive(Clone, Copy)]
 pub(super) enum Transfer<'fd> {
     /// The leader sends its descriptor to all other members.
@@ -54,8 +54,8 @@ struct Unidentified {
     until: Instant,
 }
 
-/// A member that has connected to the leader. The leader is member 0 of the call, and is not in the
-/// list of connected members. So member `i` of the call has index `i - 1` in that list.
+/// A member that has connected to the leader. The leader itself is member 0 of the call, and has no
+/// entry in the list of connected members. Member `i` therefore has index `i - 1` in that list.
 struct Member {
     stream: UnixStream,
     fd: Option<OwnedFd>,
@@ -223,7 +223,7 @@ impl Call<'_> {
                 _ => {
                     tracing::debug!(
                         call = self.name,
-                        "dropped a connection, because it sent no valid hello, or because its member is already connected"
+                        "the leader dropped a connection: invalid hello, member already connected, or too many descriptors"
                     )
                 }
             }
@@ -242,8 +242,8 @@ impl Call<'_> {
     }
 }
 
-/// Sends the available descriptors to the connected members. Returns `true` when all descriptors
-/// have been sent to all members.
+/// Sends descriptors to the connected members, without blocking. In an exchange, sends nothing
+/// until all members have connected. Returns whether all descriptors have been sent to all members.
 fn send_descriptors(connected: &mut [Option<Member>], transfer: Transfer<'_>) -> io::Result<bool> {
     let fds: Vec<BorrowedFd<'_>> = match transfer {
         Transfer::Share(fd) => vec![fd],

@@ -259,7 +259,7 @@ impl<'a> Call<'a> {
     fn notify_failure(&self, why: &str) {
         let value = format!("{FAILED}{} {}", self.rendezvous.pe().get(), cut(why));
         if let Err(error) = self.rendezvous.put_by(&self.key, value.as_bytes(), self.answer_by()) {
-            tracing::warn!(call = self.name, %error, "cannot notify the other members of a failure");
+            tracing::warn!(call = self.name, %error, "cannot notify the other members that this PE has failed");
         }
     }
 
@@ -344,8 +344,9 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// Returns the deadline for a request to the server: the deadline of this call, but at least
-    /// [`CHECK_INTERVAL`] from now. A request with a past deadline would close the connection.
+    /// Returns the deadline for a request to the server: the deadline of this call, or
+    /// [`CHECK_INTERVAL`] from now, whichever is later. With a deadline in the past, sending the
+    /// request would fail and close the connection.
     fn answer_by(&self) -> Instant {
         self.deadline.max(Instant::now() + CHECK_INTERVAL)
     }

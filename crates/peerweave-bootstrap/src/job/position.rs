@@ -83,7 +83,7 @@ pub enum Served {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Job {
-    /// This PE.
+    /// Number of this PE in the job.
     pub pe: Pe,
     /// Number of PEs in the job.
     pub n_pes: u32,
@@ -130,8 +130,8 @@ impl Job {
         }
     }
 
-    /// Returns the job for PE `pe`, if all `n_pes` PEs run on this machine. The caller must run the
-    /// server at `rendezvous`.
+    /// Returns the job of PE `pe` in a job of `n_pes` PEs that all run on this machine. The caller
+    /// must run the server at `rendezvous`.
     ///
     /// This function is meant for launchers, for PEs that are threads, and for tests.
     /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job in which `pe` or `n_pes` is
@@ -155,7 +155,8 @@ impl Job {
         self.n_machines == 1
     }
 
-    /// Checks that the fields of this job are consistent. An application can create any job.
+    /// Checks that the fields of this job are consistent. This check is needed because applications
+    /// can set the fields to any values.
     pub(crate) fn check(&self, call: &'static str) -> Result<(), BootstrapError> {
         let below = |what: &'static str, value: u32, limit: u32| match value < limit {
             true => Ok(()),

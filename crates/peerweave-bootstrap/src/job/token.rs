@@ -119,9 +119,9 @@ pub fn fill_random(bytes: &mut [u8]) -> Result<(), BootstrapError> {
     })
 }
 
-/// Returns a 64-bit hash of `text` (FNV-1a, then the finaliser of splitmix64). The hash is the same
-/// in every build. This is necessary because the PEs of one job may be different binaries. Hashes
-/// of the standard library can change between versions.
+/// Returns a 64-bit hash of `text` (FNV-1a, then the finaliser of splitmix64). Each value of `salt`
+/// selects a different hash function. The hash is the same in every build, because the PEs of one
+/// job may be different binaries. Hashes of the standard library can change between versions.
 pub(crate) fn fingerprint(text: &str, salt: u64) -> u64 {
     let seed = 0xcbf2_9ce4_8422_2325 ^ salt.wrapping_mul(0x9e37_79b9_7f4a_7c15);
     let hash = text.bytes().fold(seed, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3));
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn derived_token_depends_only_on_the_identity() {
+    fn derived_tokens_are_equal_if_and_only_if_the_identities_are() {
         assert_eq!(Token::derived_from("job 1"), Token::derived_from("job 1"));
         assert_ne!(Token::derived_from("job 1"), Token::derived_from("job 2"));
         let bytes = *Token::derived_from("job 1").as_bytes();

@@ -18,8 +18,8 @@ pub struct Watch(By);
 
 #[derive(Debug)]
 enum By {
-    /// The process is watched by its descriptor. If the program has closed the descriptor, the
-    /// process is watched by its process ID.
+    /// The process is watched by its process descriptor. If other code of this program has closed
+    /// the descriptor, [`Numbered`] is used instead.
     Descriptor(OwnedFd, Numbered),
     /// The process is watched by its process ID, because no descriptor could be opened.
     Number(Numbered),
@@ -72,8 +72,9 @@ impl Watch {
 }
 
 impl Numbered {
-    /// Returns whether the process has ended. Returns `None` if this cannot be determined, because
-    /// the process ID may now belong to another process.
+    /// Returns whether the process has ended. Returns `None` if this is unknown, because the start
+    /// time could not be read from `/proc`, now or when the watch began. The process ID may then
+    /// belong to another process.
     fn has_ended(&self) -> Option<bool> {
         if rustix::process::test_kill_process(self.pid) == Err(Errno::SRCH) {
             return Some(true);

@@ -25,8 +25,8 @@ pub struct Aborted {
     pub code: u8,
 }
 
-/// Time limit for notifying all PEs of an abort. Also the duration of the sleep in
-/// `yield_to_abort`.
+/// Maximum time for which [`Rendezvous::abort`] waits for the abort that the server reports. Also
+/// the duration of the sleep in `yield_to_abort`.
 const NOTIFIED: Duration = Duration::from_secs(1);
 
 /// Time limit of a single wait for the end of the job. The wait is repeated.

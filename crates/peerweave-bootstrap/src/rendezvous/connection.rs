@@ -61,8 +61,8 @@ pub(crate) struct Connection {
 struct State {
     slots: HashMap<u64, Slot>,
     closed: Option<Closed>,
-    /// Losses of PEs, in the order in which the server reported them. The server reports a loss
-    /// without a request. If the server dies, these losses may be the cause.
+    /// Losses of PEs, in the order in which the server reported them. The server reports each loss
+    /// without a request. If the server dies later, a pending request fails with the first loss.
     lost: Vec<Fault>,
     /// The PE that has ended the job, with its exit code.
     aborted: Option<(u32, u8)>,
@@ -94,7 +94,8 @@ pub(crate) enum Attempt {
 const GRACE: Duration = Duration::from_secs(1);
 
 impl Connection {
-    /// Connects and sends a hello. The answer to [`JOIN_REQUEST`] is then pending.
+    /// Connects, sends a hello, and waits until the server accepts the hello. In the returned
+    /// connection, the answer to [`JOIN_REQUEST`] is still pending.
     pub(crate) fn open(endpoint: &Endpoint, hello: &Hello, deadline: Instant) -> Result<Attempt, BootstrapError> {
         let stream = match Stream::connect(endpoint, deadline) {
             Ok(stream) => stream,
@@ -193,9 +194,9 @@ impl Connection {
         self.wait_with(request, deadline, GRACE)
     }
 
-    /// Waits until `deadline` for the outcome of a request. If there is no outcome by then, cancels
-    /// the request, and waits up to `grace` for the list of missing PEs. If `grace` is zero,
-    /// neither cancels the request nor waits longer.
+    /// Waits until `deadline` for the outcome of a request. If there is no outcome by then and
+    /// `grace` is not zero, cancels the request, and waits up to `grace` for the list of missing
+    /// PEs.
     fn wait_with(&self, request: u64, deadline: Instant, grace: Duration) -> Answer {
         if let Some(answer) = self.wait_until(request, deadline) {
             return answer;

@@ -80,8 +80,8 @@ pub(super) enum Watched<'a> {
     /// This crate watches the processes that the agent of torchrun started on this machine.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
-    /// The caller watches the processes of the PEs that have not joined. The field is the caller's
-    /// function, which returns the PEs that will not join.
+    /// The caller watches the processes, and passes this function, which returns the PEs that will
+    /// not join.
     ByCaller(Ended<'a>),
 }
 

@@ -88,8 +88,8 @@ pub struct Rendezvous {
     /// Whether `when_aborted` has started a thread that waits for an abort of the job.
     watched: AtomicBool,
     /// The connection to the server, or the store of a job of one PE. This field is declared before
-    /// `server`, so it is dropped first. The server of PE 0 can then detect that PE 0 has left.
-    /// Only after that, the server is stopped.
+    /// `server`, so the connection closes before the server stops. The server of PE 0 can then
+    /// still detect that PE 0 has left.
     link: Link,
     server: Option<Server>,
     #[cfg(target_os = "linux")]
@@ -103,8 +103,9 @@ pub struct Rendezvous {
 pub(crate) struct DescriptorCalls {
     /// Number of calls that this PE has made with this list of members.
     pub(crate) count: u64,
-    /// Key of a failed call, which stays in the key-value store, because other members may still
-    /// have to read its value. The next call with the same members removes the key.
+    /// Key that this PE published as the leader of a failed call. The key stays in the key-value
+    /// store, because other members may still have to read its value. This PE's next call with the
+    /// same members removes the key.
     pub(crate) stale_key: Option<String>,
 }
 
@@ -168,10 +169,9 @@ impl Rendezvous {
         Self::join_watching(job, server, Watched::siblings_of(job), (start, deadline), &options)
     }
 
-    /// Joins a job. PE 0 has started a server and passes it as `server`. The function `ended` takes
-    /// the list of the PEs that have not joined yet, and returns those of them that will never
-    /// join. `until` is the deadline of the join. `deadline` is the maximum time for each later
-    /// call.
+    /// Joins a job whose server PE 0 has already started. PE 0 passes the server as `server`, and
+    /// other PEs pass `None`. `ended` finds the PEs that will never join ([`Ended`]). `until` is
+    /// the deadline of the join. `deadline` is the maximum time for each later call.
     pub(crate) fn join_served(
         job: &Job,
         server: Option<Server>,
@@ -422,7 +422,7 @@ impl Rendezvous {
         }
     }
 
-    /// Leaves the job, so that other PEs do not report this PE as crashed.
+    /// Leaves the job, so that the later end of this process is not reported as the loss of a PE.
     ///
     /// If PE 0 runs the server, the call of PE 0 waits until the other PEs have left or are lost,
     /// because calls of the other PEs need the server.

@@ -45,7 +45,7 @@ const MAX_MEMBERS: usize = 64;
 const IDENTITY: [&str; 5] =
     [names::WORLD_SIZE, names::MASTER_PORT, names::TORCHELASTIC_RUN_ID, names::TORCHELASTIC_RESTART_COUNT, names::RENDEZVOUS];
 
-/// The watch on the processes of the ranks that this PE waits for.
+/// Watches the processes of the ranks that have not joined yet.
 #[derive(Debug)]
 pub(crate) struct Siblings {
     agent: Process,
@@ -119,8 +119,8 @@ impl Siblings {
         awaited.into_iter().filter_map(|rank| self.judge(rank, now).map(|what| (rank, what))).collect()
     }
 
-    /// Checks whether all processes of a rank have ended. Returns the message of the report if the
-    /// rank must now be reported as ended, otherwise `None`.
+    /// Returns a message if the rank must now be reported as ended: all its processes ended at
+    /// least [`GRACE`] ago. Otherwise returns `None`.
     fn judge(&mut self, index: u32, now: Instant) -> Option<String> {
         let rank = &mut self.ranks[index as usize];
         if rank.is_over || !rank.ran || rank.members.len() >= MAX_MEMBERS || rank.members.iter().any(|member| member.lives()) {
@@ -182,9 +182,9 @@ impl Siblings {
 }
 
 impl Rank {
-    /// Returns whether the rank is known to be alive: one of its observed processes has run this
-    /// program, and one of its observed processes still runs. If so, no search for its processes is
-    /// necessary.
+    /// Returns whether the rank is known to be alive, so that no search for its processes is
+    /// necessary. At least one of its observed processes must have run this program, and at least
+    /// one must still run.
     fn is_known_to_live(&self) -> bool {
         self.ran && self.members.iter().any(|member| member.lives())
     }

@@ -236,7 +236,7 @@ impl EventLoop {
     fn drop_oldest_unidentified(&mut self) {
         while let Some(link) = self.unidentified.pop_front() {
             if matches!(self.connections.get(&link), Some(Connection { phase: Phase::Unidentified(_), .. })) {
-                return self.drop_connection(link, "too many connections have not identified themselves");
+                return self.drop_connection(link, "too many connections have sent no hello, and this connection is the oldest");
             }
         }
     }
@@ -382,8 +382,8 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes actions that [`super::board`] returned. If a connection fails during an action, its
-    /// PE is lost. This loss causes further actions, which are executed too.
+    /// Executes actions that [`super::board`] returned. If a send fails, the PE of that connection
+    /// is lost. The function then also executes the actions that result from the loss.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {
@@ -451,7 +451,7 @@ impl EventLoop {
     }
 
     /// Executes the commands that have arrived. If a command stops the server, returns the maximum
-    /// time for which the server then waits until its answers have been written to the sockets.
+    /// time for which the server may still write pending answers to the sockets.
     fn run_commands(&mut self) -> Option<Duration> {
         let mut end = None;
         let mut out = Vec::new();

@@ -167,7 +167,7 @@ impl Server {
         }
         let hello_within = options.hello_within.min(Duration::from_secs(86_400));
         let options = ServerOptions { hello_within, ..options };
-        let (listener, Bound { told: endpoint, here }) = Listener::bind(endpoint, options.bind_address)?;
+        let (listener, Bound { published: endpoint, here }) = Listener::bind(endpoint, options.bind_address)?;
         let failed = |error: std::io::Error| BootstrapError::io("Server::bind", &error);
         let poll = Poll::new().map_err(failed)?;
         let shared = Arc::new(Shared {
@@ -231,17 +231,17 @@ impl Server {
     /// Returns the PE that was lost first, and the reason why the PE is lost. Returns `None` while
     /// no PE is lost.
     ///
-    /// Events from before this call are handled first. For example, suppose that the connection of
-    /// one PE closed, and that the process of another PE ended later. In this case, the PE whose
-    /// connection closed was lost first. Waits for the server's thread for up to 200 ms.
+    /// Waits up to 200 ms until the server's thread has handled the events from before this call.
+    /// So if the caller has noticed the end of one process, but another PE's connection closed
+    /// earlier, the result is the other PE.
     pub fn first_loss(&self) -> Option<(Pe, Loss)> {
         self.sync();
         self.shared.board().first_loss().and_then(|fault| Some((Pe::new(fault.pe()?), fault.loss())))
     }
 
     /// Returns the PE that called [`Rendezvous::abort`](crate::Rendezvous::abort) first, and the
-    /// exit code that this PE passed. Returns `None` if no PE has called `abort`. Waits for the
-    /// server's thread for up to 200 ms.
+    /// exit code that this PE passed. Returns `None` if no PE has called `abort`. Waits up to 200
+    /// ms until the server's thread has handled the events from before this call.
     pub fn aborted(&self) -> Option<(Pe, u8)> {
         self.sync();
         self.shared.board().aborted().map(|(pe, code)| (Pe::new(pe), code))
@@ -311,5 +311,5 @@ impl Shared {
     }
 }
 
-/// Receiver of the commands for the poll loop.
+/// Receiving end of the channel through which a [`Server`] sends commands to the poll loop.
 type Inbox = Receiver<Command>;

@@ -131,8 +131,8 @@ pub(super) struct Outbox {
     queue: VecDeque<Arc<[u8]>>,
     /// Number of bytes that have already been sent from the first buffer in the queue.
     sent_len_bytes: usize,
-    /// Total length of the buffers that were added since the queue was last empty. Does not include
-    /// buffers that are shared with other connections.
+    /// Total length, in bytes, of this connection's own buffers that were added since the queue was
+    /// last empty. Buffers that other connections share do not count.
     own_len_bytes: usize,
 }
 

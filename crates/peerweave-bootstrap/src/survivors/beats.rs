@@ -50,7 +50,8 @@ impl Beats {
         }
     }
 
-    /// Returns whether the counter of a PE has changed since this value was created.
+    /// Returns whether [`beat`](Self::beat) has seen the counter of a PE change since this
+    /// [`Beats`] was created.
     pub(super) fn has_run(&self, pe: usize) -> bool {
         self.last(pe).is_some()
     }

@@ -1,5 +1,5 @@
-//! After a failed attempt to agree on a new job, finds the members that caused the failure. A PE
-//! whose attempt fails withdraws from the attempt, and names the PE that caused the failure.
+//! Finds the members that caused a failed attempt to agree on a new job. A PE whose attempt fails
+//! withdraws from the attempt, and names the PE that caused the failure if this PE is known.
 
 use std::thread;
 use std::time::{Duration, Instant};
@@ -39,10 +39,11 @@ impl Survivors<'_> {
 
     /// Searches for the member that caused a failure. The search starts at the member `gone`, which
     /// seems to have ended or given up. If a member has given up, the search continues at the PE
-    /// that this member named as the cause. If a member neither ends nor gives up within `limit`,
-    /// the search ends, and this function returns the member, or `None` if the member is the
-    /// calling PE. Also returns `None` if a member has ended or has named no PE, or if the search
-    /// has taken as many steps as there are members.
+    /// that this member named as the cause.
+    ///
+    /// Returns the first member that neither ends nor gives up within `limit`. Returns `None` if
+    /// that member is the calling PE, if a member has ended, or if a member that has given up named
+    /// no PE. Also returns `None` after as many steps as there are members.
     fn reason_of(&self, decision: &Decision, gone: Pe, limit: Duration) -> Option<Pe> {
         let until = Instant::now() + limit;
         let mut gone = gone;

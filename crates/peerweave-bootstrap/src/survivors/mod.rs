@@ -256,8 +256,8 @@ pub enum Disagreement<E> {
         /// The PEs that kept this PE waiting, in ascending order.
         missing: Vec<Pe>,
     },
-    /// Another PE has ended, has withdrawn from the agreement, or is a member of a new job without
-    /// this PE. The value is that other PE.
+    /// The agreement failed because of this other PE. The other PE has ended, has withdrawn from
+    /// the attempt, or is a member of a new job that excludes the caller.
     Left(Pe),
     /// The function `lead` or the function `check` returned this error.
     Failed(E),
@@ -413,8 +413,8 @@ impl<'a> Survivors<'a> {
         (0..self.n_pes).map(of).fold(attempt, u64::max)
     }
 
-    /// Returns what this PE must do next in `attempt`. Returns an error if a PE of the old job has
-    /// already joined a new job. The error is that PE.
+    /// Returns the next step of this PE in `attempt`. If a PE of the old job has already joined a
+    /// new job, returns that PE as the error.
     fn look(&self, attempt: u64) -> Result<Look, Pe> {
         for pe in 0..self.n_pes {
             let words = (self.words)(pe);
@@ -456,8 +456,8 @@ impl<'a> Survivors<'a> {
         Some(members)
     }
 
-    /// Called when the attempts from `first` to `last` have timed out. Returns the PEs that the
-    /// error names as missing, in ascending order.
+    /// Returns the PEs that [`Disagreement::Late`] names as missing, in ascending order, after the
+    /// attempts from `first` to `last` have timed out.
     fn missing(&self, first: u64, last: u64) -> Vec<Pe> {
         let words = |pe: usize| (self.words)(pe);
         let others = || (0..self.n_pes).filter(|&pe| pe != self.me.index() && !(self.has_ended)(pe));

@@ -23,9 +23,9 @@ pub(crate) enum Listener {
 /// The two addresses at which a listener can be reached.
 pub(crate) struct Bound {
     /// The address at which other PEs reach the listener.
-    pub(crate) told: Endpoint,
-    /// The address at which the listening process reaches its own listener. This address does not
-    /// depend on name resolution.
+    pub(crate) published: Endpoint,
+    /// The address at which the listening process itself connects to the listener. Unlike
+    /// `published`, this address does not depend on name resolution.
     pub(crate) here: Endpoint,
 }
 
@@ -50,7 +50,7 @@ impl Listener {
                 use std::os::linux::net::SocketAddrExt;
                 let address = unix::SocketAddr::from_abstract_name(name).map_err(|e| failed(&e))?;
                 let listener = unix::UnixListener::bind_addr(&address).map_err(|e| failed(&e))?;
-                Ok((Self::Unix(listener), Bound { told: endpoint.clone(), here: endpoint.clone() }))
+                Ok((Self::Unix(listener), Bound { published: endpoint.clone(), here: endpoint.clone() }))
             }
             #[cfg(not(target_os = "linux"))]
             Endpoint::Unix(_) => Err(failed(&no_unix())),
@@ -75,7 +75,7 @@ impl Listener {
                     ip => ip,
                 };
                 let at = |host: String| Endpoint::Tcp(host, address.port());
-                Ok((Self::Tcp(listener), Bound { told: at(host.clone()), here: at(here.to_string()) }))
+                Ok((Self::Tcp(listener), Bound { published: at(host.clone()), here: at(here.to_string()) }))
             }
         }
     }

@@ -59,8 +59,8 @@ use peerweave_types::KernelOp;
 /// Number of slots for inputs in the ring of a block. The ring has the same number of slots for
 /// results.
 const SLOTS: u64 = 3;
-/// Size in bytes of the memory for two flags, each in its own cache line. In a staging area, there
-/// are two such flags for each block and each other rank: that rank raises the flags for the block.
+/// Size in bytes of a pair of flags, each in its own cache line. A staging area has one pair for
+/// each block and each rank. That rank raises the flags to notify the block.
 pub const FLAG_BYTES: u64 = 256;
 /// Offset in bytes of a rank's offer from the rank's first flag. The offer is a number: the
 /// distance from the rank's staging area to the rank's result buffer. The offer and the first flag
@@ -89,7 +89,7 @@ struct Block<'a, const PLAIN: bool> {
     part: u64,
     /// Number of lines in a chunk, the piece of a part that a block handles in one round.
     chunk: u64,
-    /// Number of lines that a slot can hold for each rank. At least `chunk`.
+    /// Number of 16-byte lines in the section that each slot has for each rank. At least `chunk`.
     slot_lines: u64,
     /// Number of rounds that this block ran in all earlier launches.
     before: u64,
@@ -113,9 +113,9 @@ impl<const PLAIN: bool> Block<'_, PLAIN> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns the first line and the number of lines of the chunk that this block handles in round
-    /// `round`. The chunk belongs to part `rank` of the input. Lines are counted from the start of
-    /// the whole input.
+    /// Returns the first line and the number of lines of the chunk of part `rank` that this block
+    /// handles in round `round`. Lines are counted from the start of the whole input, not of the
+    /// part.
     #[inline(always)]
     fn range(&self, round: u64, rank: u32) -> (u64, u64) {
         let in_part = (round * u64::from(gpu::grid_dim().x) + u64::from(gpu::block_idx().x)) * self.chunk;

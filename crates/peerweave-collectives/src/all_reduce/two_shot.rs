@@ -48,9 +48,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
     }
 
     /// Returns the [`Row`] that starts at line `index` of the bank. The row has one line from each
-    /// rank. Line `index` is the line from rank 0, and the line from each following rank is
-    /// [`Self::part`] lines later. From line [`Self::results`] on, the lines of the bank are
-    /// already reduced.
+    /// rank: line `index` from rank 0, and the line from each following rank [`Self::part`] lines
+    /// later. From line [`Self::results`] on, the bank holds reduced lines.
     #[inline(always)]
     fn inputs(&self, index: u64) -> Row {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
@@ -83,9 +82,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Reduces lines of this rank's part, two lines of this thread per step, and pushes the reduced
-    /// lines. Begins with line `index` of the part, and stops when this thread has at most one line
-    /// left. Returns the index of that line, or an index outside of the part if no line is left.
+    /// Reduces lines of this rank's part, and pushes the reduced lines. In each step, this thread
+    /// handles two of its lines, starting with line `index` of the part. Stops when this thread has
+    /// fewer than two lines left. Returns the index of its next line, which is outside of the part
+    /// if no line is left.
     #[inline(always)]
     fn reduce_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let part = u64::from(self.call.rank) * self.part;
@@ -114,11 +114,10 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         }
     }
 
-    /// Waits for lines that the other ranks have reduced, and copies the lines to the result. In
-    /// each step, this thread copies two of its lines of every part, beginning with line `index` of
-    /// the parts. The loop ends when this thread has fewer than two lines left in the last part,
-    /// which may be shorter than the other parts. Returns the index of this thread's first line
-    /// that is not copied.
+    /// Waits for reduced lines of the other ranks, and copies them to the result. In each step,
+    /// this thread copies two of its lines of every part, starting with line `index` of the parts.
+    /// Stops when the last part, which may be shorter, has fewer than two lines left for this
+    /// thread. Returns the index of this thread's first line that has not been copied.
     #[inline(always)]
     fn copy_lines<T: Class, const W: usize>(&self, mut index: u64) -> Result<u64, Failed> {
         let end = self.lines.saturating_sub(u64::from(self.call.ranks - 1) * self.part);

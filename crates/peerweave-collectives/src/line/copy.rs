@@ -1,4 +1,5 @@
-//! Functions by which the threads of a block copy 16-byte lines into and out of the slots of rings.
+//! Copy loops whose iterations the threads of one or more blocks divide among themselves. Kernels
+//! use the loops to copy lines to and from the slots of rings, and to result buffers.
 
 use crate::epoch::pointer;
 use crate::line::LINE_BYTES;

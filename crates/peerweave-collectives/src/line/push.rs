@@ -8,11 +8,11 @@ use crate::line::wait::{bank, position};
 use peerweave_device::gpu::Vector;
 use peerweave_device::prelude::*;
 
-/// Pushes lines to each other rank, and then counts this launch in [`Call::counter`]. Of the lines
-/// 0 to `lines - 1`, a rank gets those for which `there` returns true. Every staging area has two
-/// banks, which launches use alternately. The lines go to this launch's bank in the staging area of
-/// the receiver, from line `region` of the bank on. Returns this launch's bank in this rank's own
-/// staging area, from line 0 on.
+/// Pushes lines to every other rank, and then counts this launch in [`Call::counter`]. A rank gets
+/// the lines below `lines` for which `there` returns true. Every staging area has two banks, which
+/// launches use alternately. The lines are stored in this launch's bank of the receiver's staging
+/// area, starting at line `region`. Returns this launch's bank of this rank's own staging area,
+/// starting at line 0.
 ///
 /// The remaining parameters are those of [`push_lines`].
 ///

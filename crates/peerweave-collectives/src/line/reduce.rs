@@ -6,7 +6,7 @@ use peerweave_device::gpu::{Piece, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::{bf16, f16};
 
-/// An unsigned integer that can be made from the low bits of a 64-bit word.
+/// An unsigned integer type of at most 64 bits, to which a `u64` can be truncated.
 pub(crate) trait FromBits {
     #[doc(hidden)]
     fn from_bits(bits: u64) -> Self;
@@ -128,8 +128,9 @@ fn splat<T>(bits: u64) -> Vector {
     [word; 2]
 }
 
-/// Multiplies each element of a line by the scalar with the bits `scalar`. The line is passed and
-/// returned as two words. Not inlined, because it is rarely called.
+/// Multiplies each element of a line by a scalar. `scalar` contains the scalar's bits. The line is
+/// passed and returned as two 64-bit words. This function is not inlined, because it is rarely
+/// called.
 #[inline(never)]
 fn scaled<T: Class>(low: u64, high: u64, scalar: u64) -> (u64, u64) {
     let [low, high] = T::pack(T::times(T::unpack([low, high]), T::unpack(splat::<T>(scalar))));
@@ -222,8 +223,8 @@ fn is_sum(op: u32) -> bool {
     op == ReduceOp::Sum as u32 || op == ReduceOp::PreMulSum as u32 || op == ReduceOp::Avg as u32
 }
 
-/// Returns a line of the result. `state` is the reduction of the lines of all ranks. If `op` is
-/// `Avg`, the result is `state` divided by `ranks`.
+/// Converts the reduction of the lines of all ranks, `state`, to a line of the result. If `op` is
+/// `Avg`, first divides each element by `ranks`, unless `PLAIN` is true.
 #[inline(always)]
 pub(crate) fn finish<T: Class, const PLAIN: bool>(op: u32, ranks: u32, state: T::Lanes) -> Vector {
     if !PLAIN && op == ReduceOp::Avg as u32 {

@@ -87,12 +87,12 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
     Ok(finish::<T, PLAIN>(call.op, row.ranks, state))
 }
 
-/// Waits until the lines of ranks `base` to `base + W - 1` have arrived, and returns these lines. A
-/// row has one line from each rank, and these lines are one group of the row.
+/// Waits until the lines of ranks `base` to `base + W - 1` in `row` have arrived, and returns these
+/// lines. A row has one line from each rank.
 ///
-/// Each poll reads `W` lines without a branch between the loads. If there are fewer ranks, the poll
-/// reads the last rank's line again. The poll also reads this rank's own line, which no rank
-/// writes, and replaces it by `own`.
+/// Each poll reads `W` lines without a branch between the loads. If the row has no rank for one of
+/// these lines, the poll reads the last rank's line again. The poll also reads this rank's own
+/// line, which no rank writes, and replaces it by `own`.
 #[inline(always)]
 fn await_group<const W: usize>(
     ctx: &Context,
@@ -120,9 +120,9 @@ fn await_group<const W: usize>(
 }
 
 /// Waits until all lines of two rows have arrived, and returns the lines of both rows. A row has
-/// one line from each rank. The first row is `row`, and the second row is `step` lines after it. No
-/// rank writes this rank's own lines, so `own` passes them. Each poll issues the loads of all lines
-/// before it tests a line. `W` must be at least the number of ranks.
+/// one line from each rank. The first row is `row`, and the second row starts `step` lines after
+/// `row`. `own` replaces the lines of this rank, because no rank writes these lines. Each poll
+/// issues the loads of all lines before it tests a line. `W` must be at least the number of ranks.
 #[inline(always)]
 pub(crate) fn await_two_rows<const W: usize>(
     ctx: &Context,
@@ -158,8 +158,8 @@ pub(crate) fn await_two_rows<const W: usize>(
     ctx.poll(operation, look, || call.pe_of(first_missing()))
 }
 
-/// Returns the lowest rank whose line has not arrived. This rank, `me`, sends no line. Returns `me`
-/// if the lines of all other ranks have arrived.
+/// Returns the lowest rank other than `me` whose line has not arrived. `me` is this rank, which
+/// sends no line to itself. Returns `me` if the lines of all other ranks have arrived.
 #[cold]
 #[inline(never)]
 fn missing(lines: Lines, first: u64, stride: u64, ranks: u32, me: u32, low: u64, high: u64) -> u32 {

@@ -72,8 +72,9 @@ pub enum Output {
 }
 
 impl Output {
-    /// Returns the number to which the largest absolute value of a row is scaled before
-    /// quantisation. Used if each row has its own scale ([`Norm::scales`]).
+    /// Returns the largest finite value of the quantised type, or 1 for [`Self::Same`]. If each row
+    /// has its own scale ([`Norm::scales`]), the largest absolute value of a row is scaled to this
+    /// value.
     pub const fn largest(self) -> f32 {
         match self {
             Self::Same => 1.0,
@@ -114,7 +115,7 @@ pub struct Norm {
     pub inverse_scale: f32,
     /// The element type of the result, as the number of an [`Output`].
     pub output: u32,
-    /// Unused; 0.
+    /// Explicit padding, always 0.
     pub reserved: u32,
 }
 

@@ -12,9 +12,8 @@ use peerweave_types::{bf16, f16};
 /// A float type whose elements are normalised in `f32`. The functions take `lanes`, the elements of
 /// one 16-byte line as `f32`.
 pub(super) trait Real: Class<Wide = f32> {
-    /// Folds the elements in order. `start` is the first intermediate result. `with` computes the
-    /// next intermediate result from the previous one and an element. Returns the last intermediate
-    /// result.
+    /// Folds the elements in order, as [`Iterator::fold`] does: starts with `start`, replaces the
+    /// state by `with(state, element)` for each element, and returns the last state.
     fn fold(lanes: Self::Lanes, start: f32, with: impl Fn(f32, f32) -> f32) -> f32;
     /// Returns the elements, each multiplied by `factor`.
     fn scale(lanes: Self::Lanes, factor: f32) -> Self::Lanes;
@@ -140,9 +139,10 @@ impl Sums {
     }
 
     /// Combines the [`Sums`] of all threads of the block, and returns the result on every thread.
-    /// All threads of the block must call this method. The order of the additions depends only on
-    /// the number of threads. If `failed` is true on any thread, all threads get `None`. The lowest
-    /// bit of `parity` must differ between consecutive calls.
+    /// If `failed` is true on any thread, returns `None` on every thread. All threads of the block
+    /// must call this method. The lowest bit of `parity` must differ between consecutive calls,
+    /// which then use different shared memory. The order of the additions depends only on the
+    /// number of threads.
     #[inline(always)]
     fn of_block(self, parity: u64, failed: bool) -> Option<Self> {
         let all = peerweave_device::shared_array!(SUMS: [u32; 2 * 3 * WARPS]);

@@ -62,17 +62,18 @@ pub struct Transfer {
     pub send_chunk: u64,
     /// For [`Form::Ring`]: number of 16-byte lines in each chunk of the message from the peer.
     pub recv_chunk: u64,
-    /// For [`Form::Ring`]: 1 if the peer's kernel offers or refuses its result buffer for the
-    /// message to the peer. This rank's kernel waits for the offer or the refusal. After an offer,
-    /// the kernel stores the message directly in the peer's result buffer. After a refusal, the
-    /// kernel sends the message through the ring.
+    /// For [`Form::Ring`]: 1 if this rank's kernel must wait for an offer or a refusal from the
+    /// peer before it sends the message to the peer. After an offer, the kernel stores the message
+    /// directly in the peer's result buffer. After a refusal, the kernel sends the message through
+    /// the ring.
     ///
     /// If this field is 1, the peer must set `recv_is_offered` to 1 for the same message, and the
     /// length of the message must be a multiple of [`LINE_BYTES`](crate::LINE_BYTES).
     pub send_is_offered: u64,
-    /// For [`Form::Ring`]: 1 if this rank's kernel tells the peer whether the peer may store its
-    /// message directly in `recv`. The kernel permits this (offers `recv`) if
-    /// [`is_direct`](Self::is_direct) is 1, and forbids it (refuses `recv`) if `is_direct` is 0.
+    /// For [`Form::Ring`]: 1 if this rank's kernel sends the peer an offer or a refusal before the
+    /// peer sends its message. If [`is_direct`](Self::is_direct) is 1, the kernel offers `recv`,
+    /// and the peer stores its message directly in `recv`. If `is_direct` is 0, the kernel refuses,
+    /// and the peer sends its message through the ring.
     ///
     /// If this field is 1, the peer must set `send_is_offered` to 1 for the same message.
     pub recv_is_offered: u64,

@@ -61,21 +61,20 @@ use peerweave_device::prelude::*;
 /// Number of slots in a ring. Each block of a receiver has one ring for each sender.
 const SLOTS: u64 = 3;
 /// Size in bytes of a set of four flags: *ready*, *credit*, *open* and *second*. Each flag has its
-/// own cache line. For each of its blocks (or pairs of blocks), a rank has one set for each rank
-/// that raises flags for this block.
+/// own cache line. A staging area has one set for each pair of blocks (or single block) and each
+/// rank. That rank raises the flags to notify the block or pair.
 const FLAG_BYTES: u64 = 512;
 const READY: u64 = 0;
 const CREDIT: u64 = 128;
 const OPEN: u64 = 256;
-/// Offset in bytes of a rank's offer from the rank's first flag. The offer is a number: the
-/// distance from the rank's staging area to the rank's result buffer. The flag *open* shows that
-/// the offer has been written, and is in the same cache line.
+/// Offset in bytes of a rank's offer in that rank's set of flags. The offer is the distance from
+/// the rank's staging area to its result buffer, or 0 for a refusal. The flag *open* is in the same
+/// cache line, and shows that the offer has been written.
 const OFFER: u64 = 264;
 const SECOND: u64 = 384;
 
-/// For messages through rings: number of 64-bit words for the counts of one pair of blocks. A block
-/// that does not work in a pair needs the same number of words. There are five counts for each
-/// rank.
+/// For messages through rings: number of 64-bit counters of one pair of blocks, or of one block if
+/// blocks do not work in pairs. Each pair or block has five counters for each rank.
 pub const RING_COUNTERS: usize = 5 * MAX_RANKS;
 
 /// Selects a count of rounds or messages. A pair of blocks keeps such counts for each rank, in
@@ -157,10 +156,10 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     /// Index of this block among the blocks of its pair that push lines: 0 for the first block, 1
     /// for the second. Always 0 if `halves` is 1.
     half: u64,
-    /// Number of blocks in each pair that push lines of messages: 2 if both blocks push, otherwise
-    /// 1. Also 1 if blocks do not work in pairs.
+    /// Number of blocks in each pair that push lines of messages: 2 if both blocks push, 1 if only
+    /// the first block pushes. Always 1 if blocks do not work in pairs.
     halves: u64,
-    /// Number of 16-byte lines that a slot can hold for each rank.
+    /// Number of 16-byte lines in the section that each slot has for each rank.
     slot_lines: u64,
     /// One bit for each rank: bit `k` is for the rank `k` places after this rank. The bit is 1 if
     /// this rank stores its message directly in the result buffer of that rank, because that rank
@@ -184,10 +183,10 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         Message { operand, lines, chunk, first: self.index, step, at_once }
     }
 
-    /// Returns the limit for loops over ranks. Normally the limit is the number of ranks. If `W`,
-    /// the maximum number of ranks, is 2, the limit is the constant 2, so that the compiler unrolls
-    /// the loops. A launch with only one rank then also runs these loops for a second rank, whose
-    /// messages are empty.
+    /// Returns the number of ranks that loops over ranks handle. This is the number of ranks of the
+    /// call, except if `W`, the maximum number of ranks, is 2. The result is then the constant 2,
+    /// so that the compiler unrolls the loops. If the call has only one rank, the messages of the
+    /// second rank are empty.
     #[inline(always)]
     fn ranks(&self) -> u32 {
         if W == 2 { 2 } else { self.call.ranks }
@@ -237,11 +236,10 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { <u64 as Access<Sys>>::load_relaxed(word) }
     }
 
-    /// Reads the offers that the other ranks have written, and sets [`Self::accepted`]. By an
-    /// offer, a rank lets a sender store a message directly in its result buffer. This block uses
-    /// the offers of the ranks to which it pushes a message with [`Transfer::send_is_offered`].
-    /// Such a rank writes its offer before it raises the flag *open*, so this block must have seen
-    /// that flag. The offers of all other ranks have no effect.
+    /// Reads the receivers' offers, and sets [`Self::accepted`]. An offer lets this rank store a
+    /// message directly in the receiver's result buffer. Uses only the offers for messages with
+    /// [`Transfer::send_is_offered`]. This block must have seen the flag *open* of these receivers,
+    /// because a receiver writes its offer before it raises that flag.
     #[inline(always)]
     fn accept_offers(&self) {
         let mut accepted = 0;
@@ -261,9 +259,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         rings + slot * self.call.bank_bytes + u64::from(rank) * self.slot_lines * LINE_BYTES as u64
     }
 
-    /// Returns two values for round `round`. The first value states whether this block handles
-    /// lines that this rank sends to another rank. The second value states whether this block
-    /// handles lines that this rank receives from another rank.
+    /// Returns whether this block sends lines to another rank in round `round`, and whether this
+    /// block receives lines from another rank in round `round`.
     #[inline(always)]
     fn has(&self, round: u64) -> (bool, bool) {
         let (mut sends, mut receives) = (false, false);
@@ -299,8 +296,8 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Stores this block's share of the messages to ranks that have offered their result buffers.
-    /// The lines go directly to these buffers.
+    /// Stores messages directly in the result buffers of the ranks that have offered these buffers.
+    /// Each block stores its share of the lines of each message.
     #[inline(always)]
     fn store_direct(&self) {
         let call = self.call;
@@ -323,9 +320,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         }
     }
 
-    /// Copies lines of the message that this rank sends to itself: this block's chunk for round
-    /// `round`. If the message is not divided into chunks, the block copies its share of all lines
-    /// in the first round, and nothing in later rounds.
+    /// Copies this block's chunk for round `round` of the message that this rank sends to itself.
+    /// If the message is not divided into chunks, copies this block's share of all lines in the
+    /// first round, and nothing in later rounds.
     #[inline(always)]
     fn copy_own(&self, round: u64) {
         let peer = &self.transfers.peers[0];

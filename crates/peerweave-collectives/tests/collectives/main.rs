@@ -118,7 +118,7 @@ fn all_reduce_of_extreme_bit_patterns_is_exact() {
 }
 
 #[test]
-fn chunked_all_reduce_with_more_chunks_than_slots_is_correct() {
+fn chunked_all_reduce_is_correct_if_chunks_wrap_around_the_ring() {
     for ranks in [1, 2, 3, 8] {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

@@ -290,7 +290,7 @@ fn rms_norm_result_does_not_depend_on_thread_schedule() {
 }
 
 #[test]
-fn rms_norm_quantises_by_a_common_scale_or_a_scale_per_row() {
+fn quantized_rms_norm_is_correct_for_common_and_per_row_scales() {
     for ranks in [1, 2, 5] {
         let mut norms = Norms::new(World::new(ranks, 4));
         for algorithm in Algorithm::ALL {

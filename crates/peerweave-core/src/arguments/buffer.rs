@@ -299,7 +299,7 @@ mod tests {
     use crate::MisuseKind;
 
     #[test]
-    fn into_vec_of_the_only_handle_returns_the_vec_without_a_copy() {
+    fn buffer_becomes_a_vec_without_a_copy_if_no_slice_remains() {
         let vec = vec![1u32, 2, 3];
         let address = vec.as_ptr();
         let buffer = Buffer::from(vec);
@@ -312,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn last_handle_can_borrow_its_range_but_not_take_the_vec() {
+    fn sole_remaining_slice_can_be_mutated_but_cannot_become_a_vec() {
         let mut buffer = Buffer::from(vec![1.0f64; 4]);
         buffer.get_mut().unwrap()[1] = 2.0;
         let mut range = buffer.slice(1..3).unwrap();

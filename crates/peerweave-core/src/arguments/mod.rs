@@ -1,5 +1,5 @@
-//! Arguments of calls: symmetric memory, buffers, memory of devices, slices, signal words,
-//! reductions.
+//! The types of the arguments of operations: symmetric memory, buffers, device memory, slices,
+//! signal words and reductions.
 
 pub(crate) mod buffer;
 mod counts;

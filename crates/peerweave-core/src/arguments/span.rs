@@ -72,8 +72,9 @@ impl Span<'_> {
 /// The owner that keeps the memory of an argument alive.
 #[derive(Clone, Copy)]
 pub(crate) enum Owner<'a> {
-    /// The caller of a blocking form. The memory is borrowed from the caller until the call
-    /// returns. In an array of owners, `Caller` also marks an unused entry.
+    /// The caller of a blocking call. The call borrows the memory from the caller until it returns,
+    /// so nothing else must keep the memory alive. In an array of owners, `Caller` also marks an
+    /// unused entry.
     Caller,
     Region(&'a Arc<Region>),
     Memory(&'a Arc<Memory>),
@@ -197,7 +198,7 @@ pub trait StreamDest<T: Element>: Dest<T> {}
     note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&[T]`, `&Vec<T>`, `&[T; N]` and `&T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
-    /// Type of the memory that the operation's root passes in the call.
+    /// Type of the memory that the root passes: `Self`, or the type inside the `Option`.
     type Argument: Source<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;
@@ -212,7 +213,7 @@ pub trait MaybeSource<T: Element>: sealed::Maybe<T> {
     note = "pass `&Symmetric<T>`, `&Buffer<T>` or `&OnDevice<T>`; blocking forms also accept `&mut [T]`, `&mut Vec<T>`, `&mut [T; N]` and `&mut T`; each of these types may be inside an `Option`; ranks other than the root may pass `none()`"
 )]
 pub trait MaybeDest<T: Element>: sealed::Maybe<T> {
-    /// Type of the memory that the operation's root passes in the call.
+    /// Type of the memory that the root passes: `Self`, or the type inside the `Option`.
     type Argument: Dest<T>;
     #[doc(hidden)]
     fn into_option(self) -> Option<Self::Argument>;

@@ -60,7 +60,8 @@ impl Region {
         self.released.load(Ordering::Acquire)
     }
 
-    /// Checks that this PE may access its copy of the allocation.
+    /// Checks that the allocation has not been released, and that this PE may still access its own
+    /// copy of symmetric memory.
     #[inline]
     fn usable(&self, call: &'static str) -> Result<()> {
         self.shared.usable_locally(call)?;
@@ -494,7 +495,7 @@ impl<'a> Remote<'a> {
         self.parts * self.dtype.size_bytes()
     }
 
-    /// Returns this PE's own copy of the memory, at the same offset as on the target PE.
+    /// Returns the span at the same offset in this PE's own symmetric memory.
     #[inline]
     pub(crate) fn here(self) -> Span<'a> {
         Span {

@@ -36,8 +36,8 @@ use std::ops::{Deref, RangeBounds};
 /// # }
 /// ```
 pub struct SymmetricRange<'a, T> {
-    /// A copy of the borrowed handle. The allocation does not count the copy as a handle, so the
-    /// copy is never dropped.
+    /// A bitwise copy of the borrowed handle, narrowed to the range. The copy does not increment
+    /// the allocation's reference count, so it must never be dropped.
     handle: ManuallyDrop<Symmetric<T>>,
     borrowed: PhantomData<&'a Symmetric<T>>,
 }
@@ -126,13 +126,13 @@ impl<T: Element> Symmetric<T> {
         const CALL: &str = "cast";
         let (bytes, size) = (self.len() * size_of::<T>(), size_of::<U>());
         if !bytes.is_multiple_of(size) {
-            let found = format!("{bytes} bytes for elements of {size} bytes");
-            return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the size of the new elements"));
+            let found = format!("{bytes} bytes long (a new element has {size} bytes)");
+            return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the size of a new element"));
         }
         let (offset, align) = (self.offset().0, align_of::<U>());
         if !offset.is_multiple_of(align as u64) {
-            let found = format!("memory at offset {offset}, for elements that are aligned to {align} bytes");
-            return Err(bounds::wrong_value(CALL, "self", found, "a multiple of the alignment of the new elements"));
+            let found = format!("at offset {offset} (a new element has an alignment of {align} bytes)");
+            return Err(bounds::wrong_value(CALL, "self", found, "an offset that is a multiple of this alignment"));
         }
         Ok(self.retyped(bytes / size))
     }

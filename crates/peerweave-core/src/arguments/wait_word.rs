@@ -9,8 +9,8 @@ mod sealed {
     use super::Remote;
 
     pub trait Word {
-        /// Returns the name of the parameter for error messages, the memory that contains the word,
-        /// and the index of the word in this memory.
+        /// Returns three values: the name of the parameter, for error messages; the memory that
+        /// contains the word; and the index of the word in this memory, in elements.
         #[doc(hidden)]
         fn word(&self) -> (&'static str, Remote<'_>, usize);
     }

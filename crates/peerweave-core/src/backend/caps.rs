@@ -22,7 +22,7 @@ pub struct Caps {
     /// The device on which [`OnDevice`](crate::OnDevice) memory must lie, as an ordinal in this
     /// process. `None` if operations accept no device memory.
     pub device: Option<u32>,
-    /// What streams do after an operation has failed.
+    /// The effect of a failed operation on later operations of the same stream or team.
     pub after_failure: AfterFailure,
     /// Whether the backend supports reductions by a function that the caller passes
     /// ([`ReduceFn`](crate::ReduceFn)).
@@ -153,7 +153,7 @@ pub enum NanRule {
     Unspecified,
 }
 
-/// What streams do after an operation has failed.
+/// The effect of a failed operation on later operations of the same stream or team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum AfterFailure {

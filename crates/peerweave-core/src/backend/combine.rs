@@ -5,8 +5,8 @@ use super::Combine;
 use crate::Error;
 use std::any::Any;
 
-/// The size of the blocks in which elements are copied, in bytes. If an element is larger, a block
-/// is one element.
+/// Maximum number of bytes of an operand that are copied and combined at a time. If a single
+/// element is larger, one element is copied at a time.
 const BLOCK: usize = 4096;
 
 /// Combines `operands` operands by `function`, in the order of the operands. Each operand has

@@ -8,8 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// The owner of device memory. The memory stays allocated while the owner lives.
 ///
-/// A library that orders accesses to its own memory, as cudarc does for its slices, implements the
-/// methods of this trait. The methods are called for each operation that uses the memory.
+/// The methods are called for each operation that uses the memory. Override them only for a library
+/// that itself orders accesses to its memory, as cudarc does for its slices. By default, they do
+/// nothing.
 pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
     /// Prepares the memory for an operation that is about to be enqueued on `stream`. For example,
     /// the method makes the stream wait for earlier work on the memory. For an operation that runs
@@ -24,8 +25,9 @@ pub trait DeviceOwner: Any + Send + Sync + fmt::Debug {
         Ok(())
     }
 
-    /// Notifies the owner that the operation has been enqueued on `stream`, or could not be
-    /// enqueued. Work that the owner later starts on the memory must wait for the operation.
+    /// Notifies the owner that an operation for which [`before`](Self::before) prepared the memory
+    /// has been enqueued on `stream`, or that enqueuing it failed. Work that the owner later starts
+    /// on the memory must wait for the operation.
     fn after(&self, stream: &dyn StreamBackend) {
         let _ = stream;
     }
@@ -88,9 +90,9 @@ impl Keep {
     }
 }
 
-/// A list of the memory owners of one operation: a group, an all-reduce with RMSNorm, or a launch.
-/// The list keeps the memory alive. A clone refers to the same list. When the last clone is
-/// dropped, the owners are dropped, and the empty list returns to its pool.
+/// A reference-counted list of handles that keep the memory of one operation alive. The operation
+/// is a group, an all-reduce with RMSNorm, or a launch. When the last clone is dropped, the handles
+/// are dropped, and the empty list returns to its pool.
 #[derive(Clone, Debug)]
 pub(crate) struct Kept(Option<Arc<KeptList>>);
 

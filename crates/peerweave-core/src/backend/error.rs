@@ -85,13 +85,14 @@ pub enum Error {
         /// The name of the resource that has run out, such as the symmetric heap.
         what: &'static str,
     },
-    /// At least one PE already belongs to the maximum number of teams. Every rank of the parent
-    /// team gets this error.
-    #[error("{call}: a PE already belongs to {max_teams} teams, the maximum: destroy a team first")]
+    /// No team number is free on all PEs that create the team, for example because a PE already
+    /// belongs to the maximum number of teams. All PEs that make the call get this error.
+    #[error("{call}: no team number is free on all PEs (a PE can belong to at most {max_teams} teams): destroy a team first")]
     TooManyTeams {
         /// The name of the call that failed.
         call: &'static str,
-        /// The number of teams that a PE can belong to at the same time, including the world.
+        /// The number of teams that a PE can belong to at the same time, including the team of all
+        /// PEs.
         max_teams: usize,
     },
     /// The backend does not support the call, or does not support these arguments.
@@ -146,10 +147,10 @@ impl Error {
         }
     }
 
-    /// Converts an error from the PE numbers of a new job to the PE numbers of the old job. A
-    /// backend that shrinks a world calls this method if the set-up of the new job fails. The
-    /// result is an error of `call` on `team`, a team of the old job. `old` converts a list of PE
-    /// numbers from the new job to the old job.
+    /// Converts an error of a new job to the corresponding error of `call` on `team`, a team of the
+    /// old job. `old` converts a list of PE numbers from the new job to the old job. Errors other
+    /// than [`Error::Peer`], [`Error::Timeout`] and [`Error::Mismatch`] are returned unchanged. A
+    /// backend that shrinks a world calls this method if the set-up of the new job fails.
     pub fn renumbered(self, call: &'static str, team: TeamName, old: impl Fn(&[Pe]) -> Vec<Pe>) -> Self {
         let one = |pe: Pe| old(&[pe]).first().copied().unwrap_or(pe);
         match self {
@@ -223,9 +224,10 @@ pub enum PeerCause {
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported that the operation failed on that PE.
+    /// The PE has reported that the operation failed on that PE. Or another PE has given up because
+    /// of the PE, for example because the PE did not arrive.
     Failed,
-    /// The memory of the PE could not be read.
+    /// The operating system could not read the memory of the PE's process.
     Unreachable,
     /// The PE has called [`World::shrink`](crate::World::shrink), and runs no further operations in
     /// this world.
@@ -238,7 +240,7 @@ impl fmt::Display for PeerCause {
             Self::Died => "died",
             Self::Left => "left the job",
             Self::Failed => "failed in the operation",
-            Self::Unreachable => "has memory that could not be read",
+            Self::Unreachable => "has memory that this process could not read",
             Self::Shrinks => "has called shrink, and runs no more operations of this world",
         })
     }
@@ -257,9 +259,9 @@ pub struct Timeout {
     /// The PEs that the call waited for and that did not arrive. Empty for a wait on a signal word,
     /// because any PE could have set the word.
     pub missing: Vec<Pe>,
-    /// The name of another call of this PE, which has not ended on a stream or on another thread.
-    /// The failed call waited until that other call ends. `None` if the failed call did not wait
-    /// for another call of this PE.
+    /// The name of another call of this PE for which the failed call waited. The other call is
+    /// still running on a stream or on another thread. `None` if the failed call did not wait for
+    /// another call of this PE.
     pub running: Option<&'static str>,
     /// The PE that holds the lock, if the call waited for a lock. The holder is also in `missing`,
     /// unless the holder is this PE.
@@ -283,8 +285,8 @@ impl From<Timeout> for Error {
     }
 }
 
-/// A memory word that made a wait time out: the first word of the wait that did not satisfy the
-/// comparison at the deadline.
+/// A memory word in the error of a wait that timed out. It is the first word, except for excluded
+/// words, that did not satisfy the comparison at the deadline.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AwaitedWord {
     /// The index of this word among the words of the wait; `None` if the wait is for one word.
@@ -497,7 +499,7 @@ pub enum MisuseKind {
     /// Two buffers share bytes.
     #[error("`{first}` and `{second}` overlap: {advice}")]
     Overlap {
-        /// The name of one parameter. Its buffer overlaps the buffer of the parameter `second`.
+        /// The name of the parameter whose buffer overlaps the buffer of the parameter `second`.
         first: &'static str,
         /// The name of the parameter whose buffer overlaps the buffer of the parameter `first`.
         second: &'static str,
@@ -535,9 +537,9 @@ pub enum MisuseKind {
     /// The operation has been captured into a graph, so its ticket never completes.
     #[error("the operation was captured into a graph: launch the graph, and wait for the stream on which it is launched")]
     Captured,
-    /// The closure that was passed to a group call has replaced its group by a group that belongs
-    /// to another team.
-    #[error("the closure replaced its group by a group of another team: add operations to the group that the closure receives")]
+    /// The closure that was passed to a group call has exchanged its group for the group of another
+    /// team, for example with [`std::mem::swap`].
+    #[error("the closure exchanged its group for another team's group: add operations only to the group passed to the closure")]
     ForeignGroup,
     /// The stream or event belongs to another world.
     #[error("the {what} belongs to another world")]

@@ -53,13 +53,13 @@ use std::time::Duration;
 ///   memory.
 /// - **\[B2\]** The memory at the addresses that [`Backend::local`] returns stays mapped until the
 ///   backend is dropped.
-/// - **\[B3\]** When a wait for a signal, a barrier or a ticket completes, earlier puts are
-///   visible. These are all puts that were ordered before the signal, the barrier or the ticket's
-///   operation.
-/// - **\[B4\]** The backend's accesses to symmetric memory are defined even if other PEs, threads
-///   or streams access the same bytes concurrently. The backend's accesses to the private memory of
-///   an [`Op`] are defined under the same conditions. Private memory may be a plain slice, or a
-///   buffer that another thread reads or another stream writes.
+/// - **\[B3\]** When a barrier completes, all puts that were ordered before the barrier are
+///   visible. When a wait for a signal completes, all puts that were ordered before the signal are
+///   visible. When a wait for a ticket completes, all puts that were ordered before the ticket's
+///   operation are visible.
+/// - **\[B4\]** The backend's accesses to symmetric memory, and to the private memory of an [`Op`],
+///   are defined even if other PEs, threads or streams access the same bytes concurrently. Private
+///   memory may be a plain slice, or a buffer that another thread reads or another stream writes.
 /// - **\[B5\]** A call that follows [`Backend::finalize`] returns an error or an unspecified value,
 ///   and has no other effect. The same is true for a call that races with `finalize` or with
 ///   [`Backend::release`].
@@ -79,9 +79,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// Returns the shape of the job: this PE, the number of PEs, and the PEs of this machine.
     fn job(&self) -> &JobShape;
 
-    /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
-    /// the memories of the PEs are not mapped at equal distances, or if this process cannot access
-    /// every PE's memory by address.
+    /// Returns the addresses at which the symmetric memory of all PEs is mapped in this process.
+    /// Returns `None` if the distance from one PE's memory to the next PE's memory varies, or if
+    /// this process cannot access every PE's memory by address.
     fn geometry(&self) -> Option<HeapGeometry>;
 
     /// Returns the time after which a wait fails by default.
@@ -160,9 +160,9 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// error.
     fn team_split(&self, parent: TeamId, call: SplitCall, part: Option<SplitPart>) -> Result<Option<TeamRecord>, Error>;
 
-    /// Creates a team of the PEs in `members`, in this order. Collective over `members`: other PEs
-    /// do not make this call. The list contains this PE, and contains no PE twice. If PEs wait for
-    /// each other with different lists, these PEs get [`Error::Mismatch`].
+    /// Creates a team in which rank `r` is PE `members[r]`. Collective over `members`: other PEs do
+    /// not make this call. The list contains this PE, and contains no PE twice. If two PEs are in
+    /// each other's lists, but pass different lists, both get [`Error::Mismatch`].
     fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error>;
 
     /// Destroys a team, after the team's earlier operations are complete. Collective over the team.
@@ -181,18 +181,19 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// next. In this case, the team has failed.
     fn team_failure(&self, team: TeamId) -> Option<Error>;
 
-    /// If `pe` is known to have died or left the job, returns the error for a call that waits only
-    /// for `pe`. The error is an [`Error::Peer`] that names `pe`, or the PE whose failure caused
-    /// `pe` to end. Returns `None` if `pe` may still participate, or if the backend does not know.
+    /// Returns the error for a call that waits only for `pe`, if `pe` is known to have died or left
+    /// the job. The error is an [`Error::Peer`] that names `pe`, or the PE whose failure caused
+    /// `pe` to end. If the job has been aborted, the error may instead be [`Error::Aborted`].
+    /// Returns `None` if `pe` may still participate, or if the backend does not know.
     fn lost(&self, call: &'static str, pe: Pe) -> Option<Error> {
         let _ = (call, pe);
         None
     }
 
-    /// Called when a call of this PE fails with an error that [`Backend::lost`] has returned.
-    /// Records this error: if this PE then ends because of the error, other PEs can name the
-    /// original failure. Returns the error for the caller of the failed call: `error`, or the abort
-    /// if the job has been aborted.
+    /// Records `error`, which [`Backend::lost`] has returned and with which a call of this PE
+    /// fails. If this PE ends because of `error`, other PEs can then name the original failure.
+    /// Returns the error for the caller of the failed call: `error`, or [`Error::Aborted`] if the
+    /// job has been aborted.
     fn record_loss(&self, error: Error) -> Error {
         error
     }
@@ -242,7 +243,7 @@ pub unsafe trait Backend: Any + Send + Sync + fmt::Debug {
     /// [`Error::Timeout`], which names the PEs that have neither made this call nor ended. After a
     /// timeout, the call can be made again.
     fn shrink(&self) -> Result<Shrunk, Error> {
-        let why = "the remaining PEs need shared memory to agree on the new world, but have none";
+        let why = "the remaining PEs would agree on the new world through shared memory, which this backend does not have";
         Err(Error::Unsupported { call: "shrink", backend: self.name(), why })
     }
 
@@ -371,9 +372,9 @@ pub struct JobShape {
     pub local: Vec<Pe>,
 }
 
-/// The number by which a backend names a team. The team of all PEs is [`TeamId::WORLD`]. A backend
-/// that communicates does not give the number of a destroyed team to a new team soon afterwards.
-/// Otherwise, a call that arrives late could reach the new team.
+/// The number of a team in its backend. The team of all PEs is [`TeamId::WORLD`]. A backend that
+/// communicates does not soon reuse the number of a destroyed team, because a delayed call on the
+/// destroyed team could otherwise reach the new team.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TeamId(pub u32);
 

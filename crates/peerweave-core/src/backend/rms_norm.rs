@@ -52,8 +52,8 @@ pub enum NormScale {
 }
 
 impl Quantization {
-    /// If the largest absolute value of a row is below this bound, the scale of the row is computed
-    /// from this bound. The scale of a row that contains only zeros is therefore not 0.
+    /// Lower bound for the largest absolute value from which the scale of a row is computed. The
+    /// bound prevents a scale of 0 for a row that contains only zeros.
     pub const SMALLEST_SCALED: f32 = 1.0 / 512.0;
 
     /// Returns the largest value of the quantised type, [`Quantization::dtype`].
@@ -73,9 +73,9 @@ impl RmsNorm {
     /// The maximum number of elements in a row.
     pub const MOST_HIDDEN: usize = (1 << 24) - 1;
 
-    /// Encodes parameters as one integer, for
-    /// [`CollectiveShape::detail`](super::CollectiveShape::detail). The integer contains the
-    /// parameters that must be the same on all ranks.
+    /// Encodes the parameters that must be the same on all ranks as one integer, for
+    /// [`CollectiveShape::detail`](super::CollectiveShape::detail). These are the epsilon, the
+    /// length of a row, and the kind of quantisation.
     pub fn detail(&self) -> u64 {
         let output = match &self.quantization {
             None => 0,
@@ -86,8 +86,8 @@ impl RmsNorm {
         u64::from(self.epsilon.to_bits()) | (self.hidden as u64) << 32 | output << 56
     }
 
-    /// Formats the parameters of RMSNorm. The argument `detail` encodes these parameters: the
-    /// method [`detail`](Self::detail) has returned it.
+    /// Formats the parameters of RMSNorm that [`RmsNorm::detail`](Self::detail) has encoded as
+    /// `detail`.
     pub(super) fn describe(detail: u64, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let (epsilon, hidden, output) = (f32::from_bits(detail as u32), detail >> 32 & 0xff_ffff, detail >> 56);
         write!(f, " in rows of {hidden} elements with epsilon {epsilon:?}")?;
@@ -159,12 +159,12 @@ impl RmsNorm {
         assert_eq!(
             (sum.len(), residual.len(), weight.len()),
             (bytes, bytes, bytes),
-            "peerweave-core bug: the sum, the residual or the weight of an RMSNorm has a wrong length"
+            "peerweave-core bug: the sum, residual and weight of an RMSNorm row must each have {bytes} bytes"
         );
         assert_eq!(
             output.len(),
             self.hidden * self.output_bytes(),
-            "peerweave-core bug: the result of an RMSNorm has a wrong length"
+            "peerweave-core bug: the result of an RMSNorm row has the wrong number of bytes"
         );
         let (mut squares, mut largest) = (0.0_f64, 0.0_f32);
         for ((sum, residual), weight) in

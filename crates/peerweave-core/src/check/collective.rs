@@ -67,7 +67,7 @@ impl CollectiveExtras {
     }
 }
 
-/// Checks a barrier or sync, and returns the operation.
+/// Checks the team `of`, and returns a barrier or sync of the team, depending on `kind`.
 #[inline(always)]
 pub(crate) fn arrival(call: &'static str, of: &Team, kind: CollectiveKind) -> Result<Prepared<'static>> {
     team(call, of)?;

@@ -29,8 +29,8 @@ enum Side<'a> {
     Parts(&'a Parts),
     /// Every rank has a part of this length. All offsets are 0.
     Every(usize),
-    /// The given rank has a part of the given length. All other ranks have empty parts. All offsets
-    /// are 0.
+    /// Only this rank has a part, which has this length. The parts of all other ranks are empty.
+    /// All offsets are 0.
     Only(Rank, usize),
     None,
 }
@@ -86,7 +86,7 @@ pub(crate) fn all_gather_v<'a>(
 ) -> Result<Prepared<'a>> {
     pair(call, of, &send, &recv)?;
     let mine = parts_in(call, of, "recv", parts, recv.len, of.my_rank())?;
-    vector::apart(call, "the parts of `recv`", &parts.offsets, &parts.counts)?;
+    vector::apart(call, "the parts of `recv` for two ranks", &parts.offsets, &parts.counts)?;
     length(call, "send", send.len, mine)?;
     Ok(gathered_by_all(of, &send, &recv, parts))
 }
@@ -94,7 +94,7 @@ pub(crate) fn all_gather_v<'a>(
 pub(crate) fn all_gather_v_in_place<'a>(call: &'static str, of: &Team, buffer: Span<'a>, parts: &Parts) -> Result<Prepared<'a>> {
     single(call, of, &buffer)?;
     let mine = parts_in(call, of, "buffer", parts, buffer.len, of.my_rank())?;
-    vector::apart(call, "parts of `buffer`", &parts.offsets, &parts.counts)?;
+    vector::apart(call, "the parts of `buffer` for two ranks", &parts.offsets, &parts.counts)?;
     let send = buffer.range(parts.offsets[of.my_rank().index()], mine);
     Ok(gathered_by_all(of, &send, &buffer, parts))
 }
@@ -119,7 +119,7 @@ pub(crate) fn gather_v<'a>(
     let recv = at_root(call, of, root, "recv", recv)?;
     if let Some(recv) = &recv {
         let mine = parts_in(call, of, "recv", parts, recv.len, root)?;
-        vector::apart(call, "the parts of `recv`", &parts.offsets, &parts.counts)?;
+        vector::apart(call, "the parts of `recv` for two ranks", &parts.offsets, &parts.counts)?;
         length(call, "send", send.len, mine)?;
         apart(call, &["send", "recv"], &send, recv)?;
     }
@@ -139,7 +139,7 @@ pub(crate) fn gather_v_in_place<'a>(
         return Ok(gathered(of, &buffer, None, root));
     }
     let mine = parts_in(call, of, "buffer", parts, buffer.len, root)?;
-    vector::apart(call, "parts of `buffer`", &parts.offsets, &parts.counts)?;
+    vector::apart(call, "the parts of `buffer` for two ranks", &parts.offsets, &parts.counts)?;
     let send = buffer.range(parts.offsets[root.index()], mine);
     Ok(gathered(of, &send, Some((&buffer, parts)), root))
 }

@@ -29,9 +29,9 @@ pub(super) fn start(count: usize) -> usize {
 mod tests {
     use super::*;
 
-    /// Calls `start(count)` as often as `calls` says. After each of these calls, calls [`start`]
-    /// once for each count in `others`. Returns how many calls of `start(count)` it takes at most
-    /// until the same index is returned again.
+    /// Calls `start(count)` `calls` times. After each of these calls, calls [`start`] once for each
+    /// count in `others`. Returns the longest interval, in calls of `start(count)`, after which an
+    /// index is returned again.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -44,7 +44,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_is_checked_first_within_3n_waits() {
+    fn each_of_n_words_is_polled_first_at_least_once_in_3n_waits() {
         assert_eq!((start(0), start(1)), (0, 0));
         for count in [1, 2, 3, 8, 64, 1000] {
             assert!(longest_gap(count, 10 * count, &[]) <= 3 * count, "{count} words");
@@ -52,7 +52,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_n_words_is_first_in_20n_waits_mixed_with_other_waits() {
+    fn each_word_is_polled_first_even_if_other_waits_interleave() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

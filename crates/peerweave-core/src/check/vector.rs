@@ -62,7 +62,7 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
         let expected = "the number of elements that this rank sends to itself (its entry in `send_counts`)";
         return Err(wrong_value(call, "counts.recv_counts", counts.recv_counts[me], expected));
     }
-    apart(call, "the parts of `recv`", &counts.recv_offsets, &counts.recv_counts)
+    apart(call, "the parts of `recv` for two ranks", &counts.recv_offsets, &counts.recv_counts)
 }
 
 /// Checks that a list has one entry for each rank.
@@ -181,8 +181,8 @@ pub(super) fn group(call: &'static str, me: Rank, ops: &[Op], ranges: &mut Vec<R
     };
     let missing = |argument, why| Err(misuse(call, MisuseKind::Missing { argument, why }));
     match with_itself(Direction::Send).cmp(&with_itself(Direction::Receive)) {
-        Ordering::Less => missing("send", "the group has a receive from this rank itself without a matching send")?,
-        Ordering::Greater => missing("recv", "the group has a send to this rank itself without a matching receive")?,
+        Ordering::Less => missing("send", "the group receives from this rank itself, but has no matching send")?,
+        Ordering::Greater => missing("recv", "the group sends to this rank itself, but has no matching receive")?,
         Ordering::Equal => {}
     }
     Ok(())

@@ -18,12 +18,11 @@ use std::time::Duration;
 /// The symmetric memory of all simulated PEs, one PE after the other.
 #[derive(Debug)]
 pub(super) struct Heap {
-    /// The address of the first of `len` words. The words are a boxed slice. The destructor of
-    /// [`Heap`] frees this slice.
+    /// The address of a boxed slice of `len` words, which the destructor of [`Heap`] frees.
     words: *mut u64,
     len: usize,
-    /// The start of the symmetric memory of PE 0: the first address in `words` that is a multiple
-    /// of the alignment that [`Heap::align`] returns.
+    /// The start of PE 0's symmetric memory: the first address in the slice `words` that has the
+    /// alignment [`Heap::align`].
     base: *mut u8,
     /// The number of bytes of symmetric memory per PE.
     bytes: usize,
@@ -86,12 +85,13 @@ impl Drop for Heap {
     }
 }
 
-/// Copies `bytes` bytes from `from` to `to`, the memory ranges of an operation. Each range lies in
-/// the heap, or is memory that the caller passed to the operation.
+/// Copies `bytes` bytes from `from` to `to`. Each range lies in the heap, or in ordinary memory:
+/// memory that an operation accesses, a value in the operation, or a local variable of this module.
 fn copy(from: Reading, to: *mut u8, bytes: usize) {
-    // SAFETY: `Noop::at`, `Noop::reading` and `Noop::place` return both addresses. Memory of the
-    // heap is allocated. The contract of `run` and `submit` says that ordinary memory is valid for
-    // the accesses of the operation. Both ranges have at least `bytes` bytes.
+    // SAFETY: each address is from `Noop::at`, `Noop::reading` or `Noop::place`, or is that of a
+    // local variable or of a value in the operation, which outlives this call. Memory of the heap
+    // is allocated. The contract of `run` and `submit` says that ordinary memory is valid for the
+    // accesses of the operation. Both ranges have at least `bytes` bytes.
     unsafe { shared_bytes::copy(from, to, bytes) }
 }
 

@@ -16,8 +16,8 @@ pub use queue::{NoopEvent, NoopStream};
 
 use crate::arguments::shared_bytes::Reading;
 use crate::backend::{
-    AbortWord, Allocation, Backend, Caps, Collective, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint, Shrunk,
-    SplitCall, SplitPart, StreamBackend, TeamId, TeamRecord,
+    AbortWord, Allocation, Backend, Caps, Collective, Direction, JobShape, Keep, LocalAddress, Op, Outcome, Place, PointToPoint,
+    Shrunk, SplitCall, SplitPart, StreamBackend, TeamId, TeamRecord,
 };
 use crate::{Error, Result, TeamName};
 use data::Heap;
@@ -219,8 +219,8 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation fail with `error`. Two other calls also count as operations here:
-    /// the creation of a team from a list of PEs, and a shrink of the world.
+    /// Makes the next operation, [`World::team_of`](crate::World::team_of) or
+    /// [`World::shrink`](crate::World::shrink) fail with `error`.
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
@@ -273,8 +273,8 @@ impl Noop {
         self.queue.run_next(|op| self.perform(op))
     }
 
-    /// Runs all pending operations. Then drops the memory owners of the operations that have timed
-    /// out.
+    /// Runs all pending operations. Then stops keeping alive the memory of operations that have
+    /// timed out: see [`Noop::time_out_next`].
     pub fn run_all(&self) {
         while self.run_next() {}
         self.queue.end_late();
@@ -330,8 +330,8 @@ impl Noop {
         }
     }
 
-    /// Returns the source of a copy: the `bytes` bytes at `place`. The variant says how the copy
-    /// reads these bytes.
+    /// Returns the `bytes` bytes at `place` as the source of a copy: [`Reading::Shared`] for
+    /// symmetric memory, and [`Reading::Named`] for other memory.
     fn reading(&self, place: Place, bytes: usize) -> Reading {
         match place {
             Place::Symmetric(at) => Reading::Shared(self.at(self.job.my_pe, at, bytes)),
@@ -350,7 +350,11 @@ impl Noop {
         if let Op::Collective(Collective { team, .. }) | Op::PointToPoint(PointToPoint { team, .. }) = op
             && let Some(because) = self.team_failure(*team)
         {
-            let call = if let Op::Collective(op) = op { op.kind.name() } else { "send" };
+            let call = match op {
+                Op::Collective(op) => op.kind.name(),
+                Op::PointToPoint(PointToPoint { direction: Direction::Receive, .. }) => "recv",
+                _ => "send",
+            };
             return Err(Error::Poisoned { call, team: self.team_name(*team), because: Arc::new(because) });
         }
         data::perform(self, op)

@@ -198,9 +198,9 @@ impl NoopStream {
         result.map(Submitted::Complete)
     }
 
-    /// Adds an entry to the queue. If `mark` is `true`, the entry is an event. Otherwise, the entry
-    /// is the operation that `work` returns. Adds nothing and returns `None` if the operation can
-    /// run at once, or if the event is already complete.
+    /// Adds an event to the queue if `mark` is `true`, and otherwise the operation that `work`
+    /// returns. Returns the state of the new entry. Adds nothing and returns `None` if the
+    /// operation can run at once, or if the event is already complete.
     fn enter(&self, work: impl FnOnce() -> Option<(Op, Keep)>, mark: bool) -> Option<Arc<Done>> {
         let queue = &self.backend.queue;
         let hold = queue.hold.load(Ordering::Relaxed) && !mark;

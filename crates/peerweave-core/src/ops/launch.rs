@@ -105,9 +105,9 @@ impl<P: KernelArg> LaunchArg<P> for P {}
 impl<P: KernelArg> sealed::Argument<P> for P {
     #[allow(private_interfaces, reason = "the trait is sealed, so only this crate calls its methods")]
     fn bind(&self, name: &'static str, shared: &Arc<Shared>, held: &mut Kept) -> Result<P> {
-        /// A visitor of the symmetric memory views in one argument. For each view, the visitor adds
-        /// the owner of the memory to `held`. If views refer to memory that is not allocated,
-        /// `outside` contains the offset and the size of the first such view, in bytes.
+        /// A visitor of the symmetric memory views in one argument, which adds the owner of each
+        /// view's memory to `held`. `outside` is the offset and the size, in bytes, of the first
+        /// view that lies outside of live allocations; `None` if there is no such view.
         struct Look<'a> {
             shared: &'a Arc<Shared>,
             held: &'a mut Kept,
@@ -132,7 +132,7 @@ impl<P: KernelArg> sealed::Argument<P> for P {
         match look.outside {
             Some((offset, bytes)) => {
                 let found = format!("a view of {bytes} bytes at symmetric offset {offset}");
-                let expected = "a view that lies within one live allocation of this world";
+                let expected = "a view inside a single allocation that this world has not released";
                 Err(misuse(CALL, MisuseKind::Value { argument: name, found, expected }))
             }
             None => Ok(*self),

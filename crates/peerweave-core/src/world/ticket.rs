@@ -36,8 +36,8 @@ pub struct Ticket<R = ()> {
     decode: Decode<R>,
 }
 
-/// A function that returns the result of a call. The function converts the outcome of the
-/// operation, or reads the result from memory.
+/// A function that computes the result of a ticket: from the outcome of the operation, or from
+/// memory to which the operation has written.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
     /// The operation writes its result to memory. This function reads the result.
@@ -220,8 +220,8 @@ pub(crate) mod decode {
         T::from_word(word(outcome))
     }
 
-    /// Returns the element that the outcome contains: the first bytes of the word, in native byte
-    /// order.
+    /// Converts an [`Outcome::Word`] to an element: the first `size_of::<T>()` bytes of the word,
+    /// in native byte order.
     pub(crate) fn element<T: Element>(outcome: Outcome) -> T {
         crate::arguments::buffer::element_from_bytes(word(outcome).to_ne_bytes())
     }

@@ -43,8 +43,8 @@ impl World {
         Ok(Self::formerly(backend, former))
     }
 
-    /// Creates a world. `former[i]` is the number that PE `i` of the new world had in the world
-    /// before a shrink. Without a shrink, `former[i]` is `i`.
+    /// Creates a world from `backend`. If a shrink created the backend, `former[i]` is the number
+    /// that PE `i` had in the old world. Otherwise, `former[i]` is `i`.
     fn formerly(backend: Arc<dyn Backend>, former: Vec<Pe>) -> Self {
         let shared = Arc::new(Shared::new(backend));
         let members = (0..shared.n_pes as u32).map(Pe::new).collect();
@@ -89,9 +89,10 @@ impl World {
         self.shared.backend.caps()
     }
 
-    /// Returns where the symmetric memory of each PE is mapped in this process. Returns `None` if
-    /// the memories of the PEs are not mapped at equal distances, for example if the job runs on
-    /// several machines.
+    /// Returns the addresses at which the symmetric memory of all PEs is mapped in this process.
+    /// Returns `None` if this process cannot access every PE's memory by address, for example if
+    /// the job runs on several machines. Also returns `None` if the distance from one PE's memory
+    /// to the next PE's memory varies.
     pub fn geometry(&self) -> Option<HeapGeometry> {
         self.shared.backend.geometry()
     }
@@ -108,9 +109,7 @@ impl World {
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             let (pe, pes) = (self.my_pe(), Count(self.n_pes(), "PE"));
-            return format!(
-                "this process is a forked child of the process of {pe}; a forked child does not belong to the job, which has {pes}"
-            );
+            return format!("this process is a forked child of {pe}, and does not belong to the job of {pes}");
         }
         self.shared.backend.describe()
     }
@@ -286,7 +285,7 @@ impl World {
     /// let ended = on_threads(2, |world| program(&world));
     /// assert!(matches!(ended, Err(Error::Aborted { by, code: 3 }) if by.get() == 1));
     /// ```
-    #[must_use = "a PE that is a thread must return this error from its closure"]
+    #[must_use = "if the PEs are threads, return this error from the closure that was passed to `on_threads`"]
     pub fn abort(&self, code: u8) -> Error {
         match self.shared.usable("abort") {
             Ok(()) => self.shared.backend.abort(code),

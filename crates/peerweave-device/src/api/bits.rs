@@ -58,8 +58,7 @@ pub trait KernelInteger: KernelAtomic + AtomicInteger {
     /// comparison is true.
     #[doc(hidden)]
     fn holds(compare: Compare, word: Self, value: Self) -> bool;
-    /// Converts the number to 64 bits for a failure report. A number of a signed type is
-    /// sign-extended.
+    /// Returns the number as 64 bits for a failure report. A negative number is sign-extended.
     #[doc(hidden)]
     fn report(self) -> u64;
 }

@@ -3,9 +3,9 @@
 use core::fmt;
 use peerweave_types::FailureKind;
 
-/// The error that a failed operation in a kernel returns. The first failure on a PE is also written
-/// to the context's status. The host reads the status: the failed operation, the PE that is
-/// missing, the expected value and the value found. After a failure the kernel should end.
+/// The error that a failed operation in a kernel returns. The first failure on a PE also writes a
+/// report to the context's status, which the host reads. The report contains the operation, the
+/// missing PE, the expected value and the value found. After a failure, the kernel should end.
 ///
 /// A kernel returns the error with `?`. `#[kernel]` ends the thread when it receives the error.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

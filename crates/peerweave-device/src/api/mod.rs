@@ -4,7 +4,11 @@
 //!  team/      barriers and collectives of a team
 //!  sync/      fences, signals, waits
 //!  memory/    put, get, atomic operations, multicast
-//!  context    the kernel's context; failures and scopes, element types, views, calls of NVSHMEM
+//!  context    the context of a kernel, numbers of PEs, addresses of heaps
+//!  network    access to PEs whose memory is not mapped
+//!  failed     the error of an operation           report   failure reports, pauses of waits
+//!  scope      a thread, a warp or a block         views    views of memory
+//!  bits       element types of atomic operations  value    loads and stores of elements
 //! ```
 
 mod bits;

@@ -65,7 +65,7 @@ pub(super) mod emulated {
     use crate::arch::executor;
     use crate::network::call::{Atomic, Call};
 
-    /// Passes a call of this thread to the executor. Returns the result of
+    /// Makes the executor carry out `call` on its emulated network. For the result, see
     /// [`Executor::network`](crate::arch::Executor::network).
     pub(in super::super) fn now(call: Call) -> u64 {
         executor().network(call)
@@ -166,8 +166,8 @@ pub(super) fn signal(signal: Signal, pe: u32) {
     })
 }
 
-/// Writes `value` to one element on `pe`, word by word. The size of a word is the result of the
-/// function `unit`.
+/// Writes `value` to one element on `pe` over the network, in words of `unit::<T>()` bytes. `to` is
+/// the address in this PE's own heap that corresponds to the element.
 #[inline]
 pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     let (from, pe) = ((&raw const value).cast::<u8>(), pe as i32);
@@ -182,8 +182,8 @@ pub(super) fn p<T: Plain>(to: u64, value: T, pe: u32) {
     }
 }
 
-/// Reads one element on `pe`, word by word. The size of a word is the result of the function
-/// `unit`.
+/// Reads one element on `pe` over the network, in words of `unit::<T>()` bytes. `from` is the
+/// address in this PE's own heap that corresponds to the element.
 #[inline]
 pub(super) fn g<T: Plain>(from: u64, pe: u32) -> T {
     // SAFETY: every bit pattern is a value of a `Plain` type.

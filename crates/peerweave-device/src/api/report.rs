@@ -1,5 +1,5 @@
-//! The report of a PE's first failure, which the host reads, and the pause that a wait in a kernel
-//! makes between two polls. The pause ends the wait at the deadline or after an abort.
+//! The report of a PE's first failure, which the host reads. Also the pause of a waiting kernel
+//! between two polls, which ends the wait at the deadline or after an abort.
 //!
 //! Invariant: a report is written once. The thread that changes `claimed` from 0 to 1 writes all
 //! fields, and writes the kind last.
@@ -103,9 +103,9 @@ pub(crate) unsafe fn write<Here>(raw: &KernelContext, kind: u32, operation: u32,
 }
 
 /// The state of one wait in a kernel. The wait calls [`Pause::pause`] after each unsuccessful poll.
-/// Once in [`Spin::INTERVAL`] calls, `pause` reads the clock and checks the deadline. If the last
-/// reading of the abort word is at least [`Spin::abort_ns`] nanoseconds ago, `pause` then also
-/// reads the abort word.
+/// In every [`Spin::INTERVAL`]th call, `pause` reads the clock. It then also reads the abort word
+/// if the deadline has passed, or if the last reading of this word is at least [`Spin::abort_ns`]
+/// nanoseconds ago.
 pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,

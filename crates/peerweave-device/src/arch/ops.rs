@@ -189,8 +189,8 @@ pub unsafe trait Reduce<R, O>: Copy {
     unsafe fn max(word: *mut Self, value: Self);
 }
 
-/// Calls a macro for each pair of a scope and an order for which [`Rmw`] is implemented. The
-/// arguments are the types of the scope and of the order, each followed by its name in PTX.
+/// Invokes the macro `$macro` once for each combination of scope and memory order for which [`Rmw`]
+/// is implemented. Arguments: the scope's type and PTX name, then the order's type and PTX name.
 macro_rules! for_each_reach_and_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");
@@ -209,8 +209,9 @@ macro_rules! for_each_reach_and_order {
 }
 pub(crate) use for_each_reach_and_order;
 
-/// Calls a macro for each pair of a scope and an order for which [`Reduce`] is implemented. The
-/// arguments are the types of the scope and of the order, each followed by its name in PTX.
+/// Invokes the macro `$macro` once for each combination of scope and memory order for which
+/// [`Reduce`] is implemented. Arguments: the scope's type and PTX name, then the order's type and
+/// PTX name.
 macro_rules! for_each_reach_and_reduce_order {
     ($macro:ident) => {
         $macro!(Cta "cta", Relaxed "relaxed");

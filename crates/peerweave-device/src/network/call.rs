@@ -1,9 +1,9 @@
 //! Network calls on the host. A kernel passes each call to an [`Executor`](crate::arch::Executor),
 //! which emulates a network.
 //!
-//! As in NVSHMEM, a symmetric address is the address in the calling PE's own heap. Each call
-//! guarantees no more than NVSHMEM does. A put is complete at the target PE after a
-//! [`Call::Quiet`]. A [`Call::Fence`] orders puts to the same PE.
+//! As in NVSHMEM, a symmetric address is the address in the calling PE's own heap. Calls are
+//! ordered only as NVSHMEM guarantees. A put is complete at the target PE after a [`Call::Quiet`].
+//! A [`Call::Fence`] orders puts to the same PE.
 
 use peerweave_types::SignalOp;
 
@@ -58,8 +58,8 @@ impl Atomic {
         !matches!(self, Self::Set(_) | Self::Add(_) | Self::And(_) | Self::Or(_) | Self::Xor(_))
     }
 
-    /// Returns the value of the word after the operation. The caller truncates the result to the
-    /// width of the word.
+    /// Returns the value after the operation of a word whose value is `word`. The caller truncates
+    /// the result to the width of the word.
     pub const fn apply(self, word: u64) -> u64 {
         match self {
             Self::Fetch => word,

@@ -61,14 +61,14 @@ mod tests {
     use std::vec::Vec;
 
     #[test]
-    fn wrapper_names_are_distinct_and_have_the_same_prefix() {
+    fn nvshmem_wrapper_names_are_distinct_and_share_a_prefix() {
         let names: BTreeSet<_> = FUNCTIONS.iter().map(|function| function.name).collect();
         assert_eq!(names.len(), FUNCTIONS.len());
         assert!(names.iter().all(|name| name.starts_with("peerweave_nvshmem_")));
     }
 
     #[test]
-    fn wrapper_bodies_use_every_parameter() {
+    fn nvshmem_wrapper_functions_use_all_their_parameters() {
         for function in FUNCTIONS {
             let words: Vec<String> = function.body.split(|c: char| !c.is_alphanumeric() && c != '_').map(String::from).collect();
             for (_, parameter) in function.parameters {

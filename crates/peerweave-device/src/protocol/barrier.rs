@@ -15,9 +15,10 @@ use crate::word::{Word as _, Words};
 use peerweave_types::Rank;
 
 /// The words by which this rank announces its arrival: one word in the memory of every rank. The
-/// trait only writes these words. Every type that implements [`Words`] also implements this trait,
-/// by stores. Other implementations can reach a rank whose memory is not mapped, for example by a
-/// network call.
+/// trait only writes these words.
+///
+/// Every type that implements [`Words`] implements this trait by stores. Other implementations can
+/// reach ranks whose memory is not mapped, for example by network calls.
 pub trait Announce {
     /// Returns the number of words.
     fn len(&self) -> usize;

@@ -25,7 +25,7 @@ pub const fn at_or_after(value: u64, epoch: u64) -> bool {
 /// In debug builds, if `epoch` is before the epoch of the previous post.
 #[inline]
 pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
-    debug_assert!(at_or_after(epoch, word.load_relaxed()), "flag: the epoch is before the epoch of the previous post");
+    debug_assert!(at_or_after(epoch, word.load_relaxed()), "flag: the posted epoch decreased, expected the same or a later one");
     word.store_release(epoch);
 }
 
@@ -33,7 +33,7 @@ pub fn post<W: Word + ?Sized>(word: &W, epoch: u64) {
 /// several posts.
 #[inline]
 pub(crate) fn post_fenced<W: Word + ?Sized>(word: &W, epoch: u64) {
-    debug_assert!(at_or_after(epoch, word.load_relaxed()), "flag: the epoch is before the epoch of the previous post");
+    debug_assert!(at_or_after(epoch, word.load_relaxed()), "flag: the posted epoch decreased, expected the same or a later one");
     word.store_relaxed(epoch);
 }
 

@@ -57,16 +57,16 @@ impl<W> Copy for Slot<'_, W> {}
 /// Returns the index of a message's slot in a ring of `capacity` slots.
 ///
 /// # Panics
-/// If `number` or `capacity` is 0.
+/// If `capacity` is 0. In builds with overflow checks, also if `number` is 0.
 #[inline]
 pub const fn index(number: u64, capacity: usize) -> usize {
     (number - 1) as usize % capacity
 }
 
 impl<W: Word> Slot<'_, W> {
-    /// Returns the receiver's answer to the previous message in this slot. The slot is then free
-    /// for message `number`. Returns `None` if the receiver has not answered the previous message,
-    /// so that the slot is not free. Returns [`Answer::Accepted`] if there is no previous message.
+    /// Returns the receiver's answer to the previous message in this slot, or `None` if there is no
+    /// answer yet. After an answer, the slot is free for message `number`. Returns
+    /// [`Answer::Accepted`] if there is no previous message.
     ///
     /// # Ordering
     /// As for [`Slot::answered`].

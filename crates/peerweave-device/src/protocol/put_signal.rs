@@ -148,9 +148,9 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
         self.watch().wait_any(pause)
     }
 
-    /// Waits until at least one word that is not excluded satisfies the comparison. Calls `found`
-    /// like [`Several::test_some`]. Returns the number of calls. Returns 0 immediately if all words
-    /// are excluded.
+    /// Waits until at least one word that is not excluded satisfies the comparison. Then calls
+    /// `found` with the index and the value of each such word. Returns the number of calls. Returns
+    /// 0 immediately if all words are excluded.
     ///
     /// # Ordering
     /// Acquire, for each word that satisfies the comparison.
@@ -178,8 +178,8 @@ impl<Ws: Words, X: Fn(usize) -> bool> Several<Ws, X> {
 pub struct Watch<L, X> {
     /// The number of words.
     pub len: usize,
-    /// Function that reads the word at an index by an acquiring load. Returns the value if the
-    /// value satisfies the condition for that word; `None` otherwise.
+    /// Function that reads the word at an index by an acquire load. It returns the word's value if
+    /// the value satisfies the condition of the word, and `None` otherwise.
     pub look: L,
     /// Function that returns whether the word at an index is excluded, like [`Several::exclude`].
     pub exclude: X,

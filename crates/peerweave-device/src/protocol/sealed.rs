@@ -25,8 +25,8 @@ pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
 }
 
-/// Returns the words of a line, for a caller that stores the words by other means than [`publish`],
-/// for example by vector instructions. Such a caller calls [`Word::fence_release`] before it stores
+/// Returns the words that publish `data` for `epoch`. Use this function instead of [`publish`] to
+/// store the words by vector instructions, for example. Call [`Word::fence_release`] before storing
 /// the words.
 #[inline]
 pub fn seal_line<const N: usize>(data: &[u32; N], epoch: u32) -> [u64; N] {
@@ -99,7 +99,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn line_has_reached_its_own_epoch_and_recent_earlier_epochs() {
+    fn line_has_reached_only_the_window_that_ends_at_its_epoch() {
         let word = AtomicU64::new(seal(7, 2));
         assert!(has_reached(&word, 2, 4) && has_reached(&word, 1, 4) && has_reached(&word, u32::MAX, 4));
         assert!(!has_reached(&word, 3, 4), "the epoch is later than that of the line");

@@ -39,7 +39,7 @@ refuted!(a_flag_that_does_not_acquire_is_refuted, data_is_visible_when_the_flag_
 
 /// Two PEs wait for each other's flag, and access one cell alternately.
 #[test]
-fn two_flags_order_accesses_to_one_cell() {
+fn two_pes_that_take_turns_through_flags_do_not_race() {
     check(
         Team::PAIR,
         || ([Exact::default(), Exact::default()], Plain::default()),

@@ -175,7 +175,7 @@ fn withdrawn<W: TestWord>(withdraw: fn(&Slot<'_, W>), is_withdrawn: fn(&Slot<'_,
 }
 
 #[test]
-fn receiver_that_reads_changed_data_detects_the_withdrawal() {
+fn receiver_detects_a_withdrawal_or_reads_unchanged_data() {
     withdrawn::<Exact>(|slot| slot.withdraw(), |slot| slot.is_withdrawn());
 }
 

@@ -1,4 +1,4 @@
-//! The arguments of a kernel launch, which are passed by address.
+//! The arguments of a kernel launch. The list borrows the arguments and stores their addresses.
 
 use std::ffi::c_void;
 use std::fmt;

@@ -77,8 +77,8 @@ unsafe impl Send for Function {}
 unsafe impl Sync for Function {}
 
 impl LoadedKernel {
-    /// Loads `function` now, if the driver can load a kernel before its first launch. Reads the
-    /// kernel's properties.
+    /// Creates a handle to the kernel `function` and reads the kernel's properties. Also makes the
+    /// driver load the kernel now, if the driver supports this.
     ///
     /// # Safety
     /// `function` is a kernel of `module`.

@@ -85,8 +85,8 @@ impl MappedWords {
         unsafe { self.0.host.0.add(index).as_ref() }
     }
 
-    /// Returns the host address of the byte at the byte offset `at`. Panics if the `bytes` bytes
-    /// from this offset on are not within the words.
+    /// Returns the host address of the byte range that starts at the offset `at` and has `bytes`
+    /// bytes. Panics if the range is not within the words.
     fn range(&self, at: usize, bytes: usize) -> *mut u8 {
         let len = self.0.len * size_of::<u32>();
         assert!(
@@ -156,7 +156,7 @@ impl Drop for Words {
             let freed =
                 api().and_then(|api| done("cuMemFreeHost", relaxed(|| unsafe { api.cuMemFreeHost(whole.0.as_ptr().cast()) })));
             if let Err(error) = freed {
-                tracing::warn!(%error, "pinned memory is leaked");
+                tracing::warn!(%error, "cannot free pinned memory, so the memory is leaked");
             }
         };
         reaper::retire(&self.context, self.streams.all(), Box::new(free));

@@ -142,7 +142,8 @@ impl Module {
         self.0.module.0
     }
 
-    /// Returns an owner that keeps the module loaded.
+    /// Returns a handle that keeps the module loaded, for example for a graph that contains
+    /// launches.
     pub fn keep(&self) -> Keep {
         Arc::<Loaded>::clone(&self.0)
     }

@@ -56,7 +56,7 @@ pub fn bind_if_needed(context: &CudaContext) -> Result<(), DriverError> {
     if is_current(context) { Ok(()) } else { bind(context) }
 }
 
-/// Returns whether a context is current in this thread.
+/// Returns whether `context` is the current context of this thread.
 #[inline]
 pub(crate) fn is_current(context: &CudaContext) -> bool {
     let mut current: CUcontext = std::ptr::null_mut();
@@ -68,8 +68,8 @@ pub(crate) fn is_current(context: &CudaContext) -> bool {
 /// Calls `run`, which may make another context current. Then makes the previous context current
 /// again, even if `run` panics.
 ///
-/// Destructors use this function, because code that relies on the current context may drop a value.
-/// Costs two driver calls.
+/// Destructors use this function, so that dropping a value does not change the current context of
+/// the code that drops it. Costs two driver calls.
 pub fn with_context_kept<R>(run: impl FnOnce() -> R) -> R {
     struct Before(&'static Api, CUcontext);
     impl Drop for Before {

@@ -1,4 +1,5 @@
-//! The errors of this crate. An error of a driver call names the call.
+//! The errors of this crate. If a function of the driver fails, the error contains the name of the
+//! function.
 
 use std::fmt;
 
@@ -72,7 +73,7 @@ pub enum DriverError {
     /// The driver returned an error.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// A module was not loaded, or a kernel was not launched.
+    /// Loading a module or kernel, or launching a kernel, has failed.
     #[error(transparent)]
     Launch(#[from] super::launch_error::LaunchError),
     /// This process sees no device with the requested ordinal.
@@ -87,7 +88,7 @@ pub enum DriverError {
     },
     /// The memory is on a different device than the stream. In a launch: the stream is on a
     /// different device than the kernel.
-    #[error("{call}: the memory or the stream is on device {found}, expected device {expected}")]
+    #[error("{call}: the memory, or the stream of a launch, is on device {found}, expected device {expected}")]
     WrongDevice {
         /// Name of the call that returned this error.
         call: &'static str,
@@ -98,7 +99,7 @@ pub enum DriverError {
         /// kernel.
         expected: usize,
     },
-    /// A number of elements is too large for the address space.
+    /// The size of the requested elements, in bytes, exceeds the address space.
     #[error("{call}: {count} elements of {element_bytes} bytes exceed the address space")]
     TooLarge {
         /// Name of the call that returned this error.

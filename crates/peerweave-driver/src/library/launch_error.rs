@@ -1,4 +1,5 @@
-//! Errors of loading modules and launching kernels, which are detected before anything is enqueued.
+//! Errors of loading modules and launching kernels. If a launch returns such an error, nothing has
+//! been enqueued.
 
 use std::fmt;
 
@@ -58,7 +59,7 @@ pub enum LaunchError {
         kernel: String,
         /// Name of the property whose value is refused, such as "the grid".
         what: &'static str,
-        /// Value of the property.
+        /// The value of that property in the refused launch.
         found: String,
         /// Description of valid values.
         expected: String,

@@ -50,8 +50,9 @@ pub struct Access<'a> {
 }
 
 impl<'a> Access<'a> {
-    /// Creates an access to the memory at `address`. Use this function only if the owner of the
-    /// memory need not be notified when work is enqueued.
+    /// Creates an access to the memory at `address`. Dropping this access does not inform the owner
+    /// of the memory. So an owner that tracks the streams must record the stream before it calls
+    /// this function.
     #[inline]
     pub fn new(address: CUdeviceptr) -> Self {
         Self { address, guard: None, streams: None, joins: false, _this_thread: PhantomData }
@@ -78,8 +79,8 @@ impl<'a> Access<'a> {
     }
 
     /// Like [`reading`](Self::reading), but for work that writes to the slice. cudarc records the
-    /// write in an event. If cudarc makes the slice's own stream (`own`) wait for this event,
-    /// dropping the access adds no second wait.
+    /// write in an event, and in most cases makes `own` wait for this event. In the other cases,
+    /// dropping this access makes `own` wait for the work.
     ///
     /// # Errors
     /// As for [`reading`](Self::reading).
@@ -218,10 +219,10 @@ fn hold_back(own: &Arc<CudaStream>, stream: &Arc<CudaStream>, longest: Duration)
         // The error shows that the work failed, so it has ended.
         Err(error) => tracing::error!(%error, "work that uses a cudarc slice failed on a stream other than the slice's own"),
         Ok(false) => {
-            let why = "another stream has not completed its work on the slice, and the slice's own stream cannot wait for that \
-                       work, because the own stream is being captured; end the capture before the slice is used on other streams";
-            tracing::error!(waited = ?longest, "aborting: memory of a cudarc slice is in use: {why}");
-            eprintln!("peerweave-driver: aborting: memory of a cudarc slice is in use after {longest:?}: {why}");
+            let why = "work on another stream uses the slice, and the slice's own stream cannot wait for that work during a \
+                       stream capture; end the capture before the slice is used on other streams";
+            tracing::error!(waited = ?longest, "aborting: memory of a cudarc slice is still in use: {why}");
+            eprintln!("peerweave-driver: aborting: memory of a cudarc slice is still in use after a wait of {longest:?}: {why}");
             std::process::abort();
         }
     }
@@ -287,10 +288,10 @@ pub unsafe trait DeviceBuffer<T> {
     /// nor the work ends within [`DEADLINE`], dropping the access aborts the process.
     fn read<'a>(&'a self, stream: &'a Arc<CudaStream>) -> Result<Access<'a>, DriverError>;
 
-    /// Returns the address and an owner. The memory stays allocated while this owner or a clone of
-    /// it lives. Captured graphs, registrations and windows hold such an owner, because they use
-    /// the memory longer than one call does. Returns `None` for borrowed memory, which cannot be
-    /// used for these purposes.
+    /// Returns the address of the memory, and a handle. The memory stays allocated while the handle
+    /// or a clone of the handle lives. Captured graphs, registrations and windows hold such a
+    /// handle, because they use the memory after the call has returned. Returns `None` for borrowed
+    /// memory, which they cannot use.
     fn keep(&self) -> Option<(CUdeviceptr, Keep)>;
 }
 
@@ -392,7 +393,7 @@ impl<T> Raw<T> {
     /// - if `keep` is given, while a clone of `keep` lives. A graph, a registration or a window
     ///   holds such a clone.
     ///
-    /// For memory that is never freed, any value may be passed as `keep`.
+    /// If the memory is never freed, `keep` may be any value, for example `Arc::new(())`.
     pub unsafe fn new(address: CUdeviceptr, len: usize, device: usize, keep: Option<Keep>) -> Self {
         Self { address, len, device, keep, _elements: PhantomData }
     }
@@ -444,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_without_an_owner_cannot_be_kept_alive() {
+    fn raw_buffer_without_an_owner_has_nothing_to_keep_alive() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
@@ -464,15 +465,15 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn process_aborts_if_a_captured_stream_cannot_wait_for_work() {
+    fn process_aborts_if_neither_capture_nor_slice_work_ends() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::process_aborts_if_a_captured_stream_cannot_wait_for_work";
+        const NAME: &str = "memory::buffer::tests::process_aborts_if_neither_capture_nor_slice_work_ends";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");
-            assert!(output.stderr.contains("memory of a cudarc slice is in use after 100ms"), "{output}");
+            assert!(output.stderr.contains("memory of a cudarc slice is still in use after a wait of 100ms"), "{output}");
             return;
         }
         let context = crate::context(0).expect("the device exists");

@@ -1,8 +1,8 @@
-//! Copies data from the host to device buffers, and from device buffers to the host. Each copy is
-//! checked first, and its wait for the stream has a deadline.
+//! Copies data between the host and device buffers. Each copy is checked first, and its wait for
+//! the stream has a deadline.
 //!
-//! Other crates copy data between devices. Invariant: the host memory of a copy is owned by this
-//! crate and outlives the copy. If the copy may not have ended, this memory is leaked.
+//! This module does not copy data between devices. Invariant: this crate owns the host memory of a
+//! copy, and frees it only after the copy has ended. Otherwise the memory is leaked.
 
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
@@ -50,16 +50,16 @@ pub fn check_copy<T>(
 /// Copies `values` to a device buffer after the earlier work on `stream`, and waits until the copy
 /// has completed.
 ///
-/// The copy starts when the stream is idle. Once the copy has started, it has no deadline, because
-/// the driver does not cancel copies of pageable memory. If another thread enqueues work on the
-/// stream during the call, this call waits for that work too. The values are first copied to host
-/// memory that this crate owns. Errors name `call`.
+/// The copy starts when the stream is idle. The copy itself has no deadline, because the driver
+/// does not cancel copies of pageable memory. If another thread enqueues work on the stream during
+/// the call, this call waits for that work too. The values are first copied to host memory that
+/// this crate owns. Errors name `call`.
 ///
 /// # Errors
 /// As for [`check_copy`](check_copy#errors), and errors of the driver, including errors of earlier
 /// work on the stream. [`DriverError::Timeout`] if the stream is not idle by the deadline. After a
-/// timeout, nothing has been copied, unless other threads enqueued work on the stream during the
-/// call.
+/// timeout, nothing has been copied, unless the deadline passed during the copy, or other threads
+/// enqueued work on the stream during the call.
 pub fn copy_from_host<T: Element>(
     call: &'static str,
     stream: &Arc<CudaStream>,
@@ -120,8 +120,9 @@ pub fn copy_to_host<T: Element>(
     Ok(ManuallyDrop::into_inner(values))
 }
 
-/// Waits until the stream is idle. Returns [`DriverError::Timeout`] at the deadline. Call this
-/// function before a copy of pageable memory, because the driver's copy has no deadline.
+/// Waits until the stream is idle, or returns [`DriverError::Timeout`] at the deadline. A copy
+/// calls this function before the driver's copy of pageable memory, which has no deadline, and
+/// after it.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

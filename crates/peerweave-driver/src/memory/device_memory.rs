@@ -87,7 +87,7 @@ impl<T: Element> DeviceMemory<T> {
             // SAFETY: the last handle was dropped, and the streams that used the memory have
             // completed.
             if let Err(error) = unsafe { free(&owner, address) } {
-                tracing::warn!(%error, "device memory is leaked");
+                tracing::warn!(%error, "cannot free device memory, so the memory is leaked");
             }
         });
         // SAFETY: the memory was just allocated for `len` elements, and `free` matches the

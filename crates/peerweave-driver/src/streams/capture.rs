@@ -1,4 +1,5 @@
-//! Streams that are being captured, and the owners that a graph must keep alive.
+//! Queries whether a stream is being captured, and gives a graph ownership of the memory that its
+//! nodes use.
 //!
 //! While a thread captures a stream in the global mode, the driver refuses queries by other
 //! threads, and such a query invalidates the capture. So this crate runs queries in [`relaxed`]
@@ -25,9 +26,9 @@ const MOVE: u32 = 1;
 
 /// The status `CU_STREAM_CAPTURE_STATUS_NONE`: the stream is not being captured.
 const NOT_CAPTURING: u32 = 0;
-/// The status `CU_STREAM_CAPTURE_STATUS_ACTIVE`: the stream is being captured. Any other status
-/// means that the capture is invalidated. A status unknown to this crate is treated as an
-/// invalidated capture.
+/// The status `CU_STREAM_CAPTURE_STATUS_ACTIVE`: the stream is being captured. A status other than
+/// this and [`NOT_CAPTURING`] is treated as an invalidated capture, even if this crate does not
+/// know it.
 const CAPTURING: u32 = 1;
 
 /// Returns whether the stream is being captured into a graph. Work that is enqueued on such a

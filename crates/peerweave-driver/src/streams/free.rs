@@ -56,9 +56,10 @@ pub(crate) fn destroy_streams() {
 /// Functions that are passed to [`retire`](crate::retire) can call this function.
 ///
 /// With a driver older than CUDA 11.2, or on a device without memory pools, this call still waits
-/// for all work on the device. The calling thread creates a stream for freeing, and keeps this
-/// stream and the context until the thread ends. A thread of this crate keeps the stream and the
-/// context for only a second after the last memory was freed.
+/// for all work on the device.
+///
+/// The calling thread creates a stream for freeing, and keeps this stream and the context until the
+/// thread ends. The threads that run retired functions release both after one idle second.
 ///
 /// # Errors
 /// Errors of the driver. After an error, the memory is leaked.

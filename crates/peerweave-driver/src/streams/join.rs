@@ -1,7 +1,8 @@
 //! Makes one stream wait for another stream on the device.
 //!
-//! Streams that are being captured are not handled. A caller first checks
-//! [`is_capturing`](crate::is_capturing).
+//! The caller first checks whether the streams are being captured (see
+//! [`is_capturing`](crate::is_capturing)). [`join`] works if neither stream is being captured, or
+//! if both are being captured into the same graph.
 
 use crate::cudarc::driver::CudaStream;
 use crate::cudarc::driver::sys::CUevent;

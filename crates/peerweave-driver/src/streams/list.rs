@@ -17,8 +17,8 @@ use crate::DriverError;
 use crate::cudarc::driver::CudaStream;
 use crate::library::with_context_kept;
 
-/// The highest stream handle that exists in every context. The handles 0 and 1 are the default
-/// stream, and 2 is the per-thread stream.
+/// The highest of the stream handles that are valid in every context. The handles 0 and 1 refer to
+/// the default stream, and 2 to the per-thread stream.
 const LAST_OF_EVERY_CONTEXT: usize = 2;
 const PER_THREAD: usize = 2;
 
@@ -35,9 +35,9 @@ pub fn is_per_thread(stream: &CudaStream) -> bool {
     stream.cu_stream().addr() == PER_THREAD
 }
 
-/// Returns an error if the stream is the per-thread stream. The memory that the stream uses is
-/// later freed by another thread. That thread cannot wait for work on this thread's per-thread
-/// stream.
+/// Returns an error if the stream is the per-thread stream. Another thread later frees the memory
+/// that work on the stream uses. That thread cannot wait for this work, because the stream's handle
+/// refers to a different stream on each thread.
 ///
 /// # Errors
 /// [`DriverError::PerThreadStream`] for the per-thread stream.
@@ -48,8 +48,8 @@ pub fn refuse_per_thread(call: &'static str, stream: &CudaStream) -> Result<(), 
 
 /// The list of the streams that use a particular allocation of memory.
 ///
-/// When the list is long, streams to which no other code has a handle are removed from the list. So
-/// long-lived memory can be used on any number of streams.
+/// When the list is long, it drops the streams that are idle and to which no other code has a
+/// handle. So long-lived memory can be used on any number of streams.
 #[derive(Default)]
 pub struct Streams {
     /// The list for a larger range of memory. That range contains the memory of this list. A stream
@@ -63,14 +63,13 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// Minimum length of `streams` at which unused streams are removed. A removal takes place
-    /// before a new stream is added. Values below [`Streams::MANY`] count as [`Streams::MANY`].
+    /// Length of `streams` from which on the list looks for unused streams to remove, before it
+    /// adds a new stream. Values below [`Streams::MANY`] count as [`Streams::MANY`].
     look_at: usize,
 }
 
-/// A stream that is recorded in a list. If nested lists contain the same stream, they share this
-/// value with the outer list. So the number of handles to this value shows whether a nested list
-/// contains the stream.
+/// A stream that is recorded in a list. A nested list shares this value with its outer list. So the
+/// outer list finds out by the reference count whether a nested list contains the stream.
 struct Noted {
     held: Arc<Held>,
 }
@@ -116,9 +115,9 @@ impl Drop for Held {
 /// Identity of a stream in a list.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
-    /// A created stream, identified by the address of cudarc's `CudaStream`. Two `CudaStream`
-    /// values with the same driver handle are recorded separately, because work may be enqueued
-    /// through one value after the other value is dropped.
+    /// A stream other than the default and per-thread streams, identified by the address of
+    /// cudarc's `CudaStream`. Two `CudaStream` values with the same driver handle are recorded
+    /// separately, because work may be enqueued through one value after the other value is dropped.
     Made(usize),
     /// A default or per-thread stream, identified by its context and its handle. The address of a
     /// `CudaStream` cannot identify such a stream, because cudarc returns a new `CudaStream` each
@@ -156,8 +155,8 @@ impl Streams {
         Self::default()
     }
 
-    /// Creates an empty list for a part of the memory whose streams `outer` records. Streams that
-    /// are recorded in the new list are also recorded in `outer`.
+    /// Creates an empty list for a part of a larger range of memory. `outer` is the list of the
+    /// larger range. Streams that are recorded in the new list are also recorded in `outer`.
     pub fn within(outer: &Arc<Self>) -> Self {
         let mut streams = Self::default();
         streams.outer = Some(Arc::clone(outer));
@@ -166,7 +165,7 @@ impl Streams {
 
     /// Records that the caller is about to enqueue work on `stream` that uses the memory.
     ///
-    /// A per-thread stream is recorded too. If the list contains a per-thread stream,
+    /// The stream may be a per-thread stream. But if the list contains such a stream,
     /// [`retire`](crate::retire) leaks the memory. This call does not change the thread's current
     /// context.
     #[inline]
@@ -279,8 +278,8 @@ impl Known {
     }
 }
 
-/// Returns whether no code other than the lists has a handle to the stream. One handle is not
-/// counted: `private.rs` keeps a handle to a dropped private stream until the stream is destroyed.
+/// Returns whether only lists have handles to the stream. Ignores the handle that `private.rs`
+/// keeps to a dropped private stream until the stream is destroyed.
 fn is_ours_alone(stream: &Arc<CudaStream>) -> bool {
     let is_alone = Arc::strong_count(stream) == 1 + usize::from(private::is_left(stream));
     // Makes work that was enqueued through dropped handles visible to the next query.
@@ -305,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pointer_to_the_last_stream_is_null_after_forget_last() {
+    fn forgetting_the_last_stream_clears_the_cached_pointer() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

@@ -1,11 +1,12 @@
 //! Streams that a library creates for its own use.
 //!
-//! This module does not use cudarc's `new_stream`, because the first `new_stream` in a context
-//! waits for all work of the device, without a deadline (`cuCtxSynchronize`). After this wait,
-//! cudarc orders streams by events. This module does not use cudarc's `fork` either. `fork` does
-//! not wait, but cudarc counts the forked stream as the first stream of the context. So a later
-//! `new_stream` of the user would not wait, because it would not be the first. The user's new
-//! stream could then use memory that the default stream is still filling.
+//! This module does not use cudarc's `new_stream`. The first `new_stream` in a context calls
+//! `cuCtxSynchronize`, which waits for all work of the device without a deadline. Only from then on
+//! does cudarc order streams by events.
+//!
+//! This module does not use cudarc's `fork` either. `fork` does not wait, but cudarc counts the new
+//! stream. So a later `new_stream` of the user would not be the first, and would not wait. The
+//! user's stream could then use memory that the default stream is still filling.
 //!
 //! Invariant: the driver's stream is destroyed once, when no handle to the stream remains.
 
@@ -44,8 +45,8 @@ pub(crate) fn is_private(stream: &CudaStream) -> bool {
     made().contains_key(&stream.cu_stream().addr())
 }
 
-/// Returns whether the owner has dropped this private stream, but other code still has handles to
-/// the stream. In this case, this module has one handle too.
+/// Returns whether [`MADE`] keeps a handle to `stream`: its owner has dropped the private stream,
+/// but other code still has handles.
 pub(crate) fn is_left(stream: &CudaStream) -> bool {
     matches!(made().get(&stream.cu_stream().addr()), Some(Some(_)))
 }
@@ -88,9 +89,9 @@ impl Drop for PrivateStream {
     }
 }
 
-/// Destroys each dropped private stream to which no handle is left. A dropped stream with other
-/// handles stays for a later call. The driver still executes the pending work of a destroyed
-/// stream.
+/// Destroys each private stream whose owner and all other users have dropped their handles. If
+/// other code still has a handle, a later call destroys the stream. The driver still executes the
+/// pending work of a destroyed stream.
 pub(crate) fn sweep() {
     let mut last = Vec::new();
     made().retain(|_, left| match left.take().map(Arc::try_unwrap) {

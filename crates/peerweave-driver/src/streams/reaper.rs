@@ -57,7 +57,8 @@ enum Readiness {
     Ready,
     /// At least one event of the retired value is not recorded yet or not complete yet.
     Busy,
-    /// The driver can never report whether the events are complete.
+    /// Recording or querying an event failed, so the driver will never report whether the streams
+    /// have completed.
     Unknown,
 }
 
@@ -112,7 +113,7 @@ fn start() -> Sender<Entry> {
     BeforeExit::register();
     let (sender, receiver) = channel();
     if let Err(error) = std::thread::Builder::new().name("peerweave-reaper".into()).spawn(move || reap(&receiver)) {
-        tracing::error!(%error, "cannot start the thread for freeing device memory");
+        tracing::error!(%error, "cannot start the thread that frees dropped device memory, so the memory is leaked");
     }
     sender
 }
@@ -236,7 +237,7 @@ impl Entry {
         destroy(&self.events);
         // If binding fails, the context is broken and its memory cannot be freed.
         if bound && caught(ManuallyDrop::into_inner(self.free)).is_none() {
-            tracing::error!("a function that frees retired memory panicked");
+            tracing::error!("a function that frees a dropped value panicked, so the value may be leaked");
         }
     }
 
@@ -317,8 +318,8 @@ fn record_all(events: &mut Vec<Event>, streams: impl IntoIterator<Item = Arc<Cud
     Ok(())
 }
 
-/// Drops values on a reaper thread. Callbacks of the driver call this function, because a callback
-/// may not call the driver, but the destructor of a value may do so.
+/// Drops values on a reaper thread. The driver's callbacks use this function, because the
+/// destructor of a value may call the driver, which is forbidden inside a callback.
 pub(crate) fn drop_later(kept: Vec<Keep>) {
     send(Entry::new(None, Vec::new(), Box::new(move || drop(kept))));
 }
@@ -359,7 +360,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn value_without_a_device_is_dropped_by_the_reaper_thread() {
+    fn deferred_drop_of_a_value_runs_on_another_thread() {
         struct Told(std::sync::mpsc::Sender<std::thread::ThreadId>);
         impl Drop for Told {
             fn drop(&mut self) {

@@ -1,4 +1,4 @@
-//! Polling with a deadline.
+//! Waits with a deadline, for a condition or for the work on a stream. The waits poll and sleep.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};

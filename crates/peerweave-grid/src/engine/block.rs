@@ -26,8 +26,8 @@ pub(crate) enum Place {
 }
 
 /// The outcome when a thread arrives at a barrier or a warp operation. `Waits`: the thread must
-/// wait for other threads. `Complete`: all threads have arrived. The value of `Complete` lists the
-/// threads that can continue, including the thread that arrived last.
+/// wait for other threads. `Complete`: all participating threads have arrived. Its value lists
+/// these threads, which can continue.
 pub(crate) enum Arrival {
     Waits,
     Complete(Vec<u32>),
@@ -90,7 +90,8 @@ impl Block {
         self.returned == self.threads()
     }
 
-    /// Returns the mask of the existing lanes of warp `warp`.
+    /// Returns the mask of the lanes of warp `warp` that have a thread. The last warp of a block
+    /// may have fewer than 32 threads.
     pub(crate) fn lanes(&self, warp: u32) -> u32 {
         let lanes = (self.threads() - warp * WARP).min(WARP);
         if lanes == WARP { u32::MAX } else { (1 << lanes) - 1 }
@@ -152,7 +153,7 @@ impl Block {
         let mask = mask & self.lanes(warp);
         if mask & 1 << lane == 0 {
             return Err(format!(
-                "the thread called a warp operation with mask {mask:#010x}, expected a mask that includes lane {lane}, which is the lane of the thread"
+                "the thread called a warp operation with mask {mask:#010x}, expected a mask that includes the thread's own lane, {lane}"
             ));
         }
         if let Some(gone) = lanes_of(mask).find(|other| self.places[(warp * WARP + other) as usize] == Place::Returned) {
@@ -194,8 +195,8 @@ impl Block {
         *self.taken[thread as usize]
     }
 
-    /// Records that a thread has returned. Fails with a message if another thread waits for this
-    /// thread.
+    /// Records that the thread `thread` has returned. Fails with a message if other threads wait
+    /// for it at the block's barrier or in a warp operation.
     pub(crate) fn leave(&mut self, thread: u32) -> Result<(), String> {
         self.places[thread as usize] = Place::Returned;
         self.returned += 1;
@@ -252,7 +253,7 @@ struct SharedMemory {
 impl SharedMemory {
     fn new(bytes: usize, align: usize, fill: u8) -> Self {
         let layout = Layout::from_size_align(bytes, align)
-            .expect("the size is valid: shared arrays are Rust types, and `launch` has checked the dynamic shared memory");
+            .expect("shared memory has the layout of a Rust type, or a size that was checked before the launch");
         if bytes == 0 {
             // An aligned address that is never accessed.
             return Self { at: NonNull::new(std::ptr::without_provenance_mut(align)).expect("an alignment is never 0"), layout };

@@ -17,8 +17,8 @@ use std::thread::LocalKey;
 /// The handle by which a kernel thread suspends itself.
 pub(crate) type Suspend = Yielder<(), SuspendReason>;
 
-/// The type of a thread-local variable of the host thread. The variable contains the address of a
-/// [`Current`], which is the state of the running kernel thread.
+/// The type of the thread-local variable `CURRENT`, which contains the address of the running
+/// kernel thread's state.
 type CurrentKey = LocalKey<Cell<*const Current>>;
 
 /// The reason why [`Fiber::resume`] returned: the thread suspended itself, returned, or panicked
@@ -51,7 +51,8 @@ static FREE: Mutex<BTreeMap<usize, Vec<DefaultStack>>> = Mutex::new(BTreeMap::ne
 /// that a thread has used.
 const MOST_FREE: usize = 8192;
 
-/// Maximum number of free stacks that a run moves from [`FREE`] to its own list in one step.
+/// Number of stacks that a run takes from [`FREE`] at once, when its own list of free stacks is
+/// empty.
 const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {

@@ -48,8 +48,8 @@ pub(crate) struct Current {
 struct Run {
     slots: RefCell<Vec<Slot>>,
     schedule: RefCell<Schedule>,
-    /// The message of the first divergence: a thread did not reach a barrier or a warp operation
-    /// that it must reach. `None` if no thread has diverged.
+    /// Message of the first divergence, if any. A thread diverges if it misses a barrier or a warp
+    /// operation that other threads of its block reach, or calls it wrongly.
     divergence: RefCell<Option<String>>,
     started: Instant,
 }
@@ -73,7 +73,7 @@ pub(crate) enum SuspendReason {
     /// The thread waits at a barrier or in a warp operation. The last thread that reaches the
     /// barrier or the operation makes the waiting threads runnable.
     Block,
-    /// The run has failed.
+    /// The thread has diverged, so the run fails. The engine does not resume this thread.
     Fail,
 }
 
@@ -182,7 +182,7 @@ fn slot_of(number: u32) -> (usize, u32) {
     ((number >> 10) as usize, number & 1023)
 }
 
-/// The blocks that still have to be started, for each launch of the run.
+/// The blocks that have not started yet, for each launch of a run.
 struct Waiting {
     /// For each launch: the index of the block that starts next, and the number of all blocks.
     next: Vec<(u64, u64)>,
@@ -226,8 +226,8 @@ struct Engine<'a> {
     waiting: Waiting,
     free_slots: Vec<usize>,
     live_threads: usize,
-    /// The blocks that have ended since the last call of [`Self::admit`]. For each block, the index
-    /// of its launch.
+    /// For each block that has ended since the last call of [`Self::admit`], the index of the
+    /// block's launch.
     ended: Vec<usize>,
     /// Number of unsuccessful polls of memory since a thread last made progress, or since the last
     /// call of [`Self::rest`].
@@ -432,7 +432,11 @@ impl Engine<'_> {
         left.map_err(|what| self.divergent(slot, thread, what))
     }
 
-    /// Pauses the whole run, because every thread of the run waits for memory to change.
+    /// Calls [`Options::on_idle`], then yields the processor or sleeps briefly. The engine calls
+    /// this method when every thread of the run waits for memory to change.
+    ///
+    /// # Errors
+    /// [`GridError::Deadline`] if the deadline has passed.
     fn rest(&mut self) -> Result<(), GridError> {
         self.idle = 0;
         self.rests += 1;

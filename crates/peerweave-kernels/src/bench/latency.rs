@@ -48,8 +48,8 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Does nothing. Unlike [`lend`], lends no shared memory to the context. So the threads themselves
-/// copy the elements.
+/// Does nothing. The context then has no shared memory for bulk copies, so the threads copy the
+/// elements themselves. The benchmarks with bulk copies call [`lend`] instead.
 #[inline(always)]
 fn keep(_: &Context) {}
 

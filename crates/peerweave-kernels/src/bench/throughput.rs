@@ -3,8 +3,8 @@
 //!
 //! The kernels have no warm-up, because a fast block would be measured while slow blocks still warm
 //! up. To warm up, launch a kernel twice. Block `b` writes its start time to `result[2 * b]`, and
-//! its end time to `result[2 * b + 1]`. Its accesses were complete at its end time. The transfers
-//! take the time from the first start time to the last end time.
+//! the time at which its transfers were complete to `result[2 * b + 1]`. The duration of a launch
+//! is the time from the first start time to the last end time of all blocks.
 
 use peerweave_device::prelude::*;
 

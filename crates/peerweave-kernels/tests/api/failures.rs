@@ -135,7 +135,7 @@ fn stores(ctx: &Context, of: SymSlice<u32>) -> Result<(), Failed> {
 }
 
 #[test]
-fn kernel_argument_in_unallocated_heap_bytes_is_refused() {
+fn launch_refuses_a_symmetric_slice_of_unallocated_memory() {
     let mut job = patient();
     let of = job.alloc::<u32>(4);
     let before = of.offset().0 - 4;
@@ -183,7 +183,7 @@ fn barrier_of_too_many_blocks_fails() {
 }
 
 #[test]
-fn context_of_a_different_version_is_refused() {
+fn kernel_context_of_a_different_layout_version_is_refused() {
     let mut raw = context_of_one_pe();
     // SAFETY: the context is complete, and its version is checked first.
     assert!(unsafe { Context::enter(&raw const raw) }.is_ok());

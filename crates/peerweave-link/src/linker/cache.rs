@@ -240,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn cache_file_with_a_changed_byte_or_key_is_ignored() {
+    fn cache_file_that_is_corrupt_or_for_another_key_is_ignored() {
         let (_directory, cache) = cache();
         cache.put(&key(1), b"a result");
         let whole = std::fs::read(cache.path(&key(1))).expect("the cache file exists");

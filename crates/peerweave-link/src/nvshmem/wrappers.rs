@@ -55,9 +55,9 @@ pub fn used_by(ptx: &str) -> Result<Vec<&'static Function>, LinkError> {
     let find = |name: &&str| {
         FUNCTIONS.iter().find(|function| function.name == *name).ok_or_else(|| LinkError::Misuse {
             call: "nvshmem::used_by",
-            what: "a wrapper that the PTX calls",
+            what: "an NVSHMEM wrapper function that the PTX calls",
             value: (*name).to_owned(),
-            expected: "a name in peerweave_device::network::FUNCTIONS; build the PTX with the version of peerweave-device that this program uses",
+            expected: "a name in peerweave_device::network::FUNCTIONS; rebuild the PTX with this program's version of peerweave-device",
         })
     };
     names.iter().map(find).collect()

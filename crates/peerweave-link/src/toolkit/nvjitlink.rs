@@ -375,7 +375,7 @@ impl Session<'_> {
             OUTDATED => LinkError::VersionMismatch {
                 what: format!("nvJitLink at {}", self.linker.api.library().path().display()),
                 found: format!("{version:#}"),
-                expected: format!("the version of the compiler that made {names}, or a newer version: {log}"),
+                expected: format!("at least the version of the compiler that compiled {names}; nvJitLink reported: {log}"),
             },
             _ if log.contains("Unsupported .version") => {
                 self.linker.has_refused_ptx.store(true, Ordering::Relaxed);

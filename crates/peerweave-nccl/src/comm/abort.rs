@@ -22,10 +22,10 @@ use crate::sys::ncclResult_t;
 /// Time limit of aborts for which the caller sets no limit.
 pub(crate) const ABORT_LIMIT: Duration = Duration::from_secs(10);
 
-/// Time for which an abort waits for threads that hold the communicator's lock and may be blocked
-/// in NCCL. The abort then calls `ncclCommAbort`. On a non-blocking communicator a thread releases
-/// the lock within microseconds. A thread that is stuck inside NCCL releases the lock only after
-/// the abort.
+/// Time for which an abort waits until no thread holds the communicator's lock. After this time,
+/// the abort calls `ncclCommAbort` even if threads that may be blocked in NCCL still hold the lock,
+/// because such a thread may release the lock only after the abort. On a non-blocking communicator,
+/// a thread releases the lock within microseconds.
 const ABORT_GRACE: Duration = Duration::from_millis(500);
 
 /// Maximum time for which an abort waits for NCCL to end running work, if captured graphs prevent
@@ -39,17 +39,16 @@ const LAUNCH_WITH_GRAPHS: Duration = Duration::from_secs(2);
 
 impl Abort {
     /// Waits without a deadline until NCCL has finished the abort of the communicator. A call that
-    /// the abort interrupts waits here before the call returns. Until the abort is finished, NCCL
-    /// may still launch the call's work. After the call has returned, the caller may reuse the
-    /// memory of this work.
+    /// the abort interrupts calls this function before it returns. Until the abort is finished,
+    /// NCCL may still launch the work of the interrupted call. After the interrupted call has
+    /// returned, the program may reuse the memory of this work.
     ///
-    /// Captured graphs prevent NCCL from freeing the communicator. NCCL then does not report the
-    /// end of the abort. So if captured graphs use the communicator, this function waits for a
-    /// different event:
-    /// - On a blocking communicator, the start of the abort. From then on, no thread launches the
-    ///   call's work.
-    /// - On a non-blocking communicator, the end of the time [`LAUNCH_WITH_GRAPHS`]. This time
-    ///   begins with the abort.
+    /// If captured graphs use the communicator, NCCL cannot free the communicator, and does not
+    /// report the end of the abort. In this case, this function does not wait for that end:
+    /// - On a blocking communicator, it waits until the abort has started. From then on, no thread
+    ///   launches the work of the interrupted call.
+    /// - On a non-blocking communicator, it waits for the time [`LAUNCH_WITH_GRAPHS`] after it has
+    ///   found that the abort has started.
     ///
     /// All other waits of this crate for NCCL have a deadline. A deadline here would be unsound,
     /// because NCCL could launch the call's work after the call has returned.

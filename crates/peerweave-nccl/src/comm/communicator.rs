@@ -204,10 +204,10 @@ impl Communicator {
     /// Sets the [`work_deadline`](Self::work_deadline) of this communicator and of its clones. The
     /// value is rounded up to whole milliseconds. [`Duration::MAX`] disables the limit.
     ///
-    /// The watchdog detects late work after the limit has expired, with a delay of at most one
-    /// eighth of the limit. The watchdog then aborts all ranks that the communicator has in this
-    /// process. So a thread that waits in `CudaStream::synchronize` returns. [`wait`](Self::wait)
-    /// then returns an error that names the ranks that have issued fewer calls.
+    /// The watchdog inspects the work at intervals of at most one eighth of the limit, but at least
+    /// 5 ms. So it detects late work with a delay. It then aborts all ranks that the communicator
+    /// has in this process. A thread that waits in `CudaStream::synchronize` then returns, and
+    /// [`wait`](Self::wait) returns an error that names the ranks that have issued fewer calls.
     ///
     /// ```no_run
     /// # use std::time::Duration;

@@ -37,11 +37,11 @@ impl Inner {
 
     /// Like [`complete`](Self::complete), for a call that is not issued on a stream.
     ///
-    /// On a non-blocking communicator, some of these calls return success too early: a thread of
-    /// NCCL is still running, and will write to the caller's memory. `ncclDevCommCreate`,
-    /// `ncclCommWindowRegister` and splits ignore the result of their own `ncclGroupEnd` (observed
-    /// in 2.28 to 2.32). So success only means that the call has started, and this function queries
-    /// the communicator until the call is complete.
+    /// On a non-blocking communicator, a result code of success only means that such a call has
+    /// started: a thread of NCCL may still write to the caller's memory. The reason is that
+    /// `ncclDevCommCreate`, `ncclCommWindowRegister` and splits ignore the result of their own
+    /// `ncclGroupEnd` (observed in 2.28 to 2.32). So this function queries the communicator until
+    /// the call is complete.
     pub(crate) fn complete_started(
         self: &Arc<Self>,
         call: &'static str,
@@ -89,8 +89,9 @@ impl Inner {
         self.complete_started(name, code, inside)
     }
 
-    /// Like [`call`](Self::call), for a function that stores a result. If NCCL does not finish, the
-    /// memory for the result stays allocated.
+    /// Like [`call`](Self::call), for a function that stores a result in memory. Returns this
+    /// result. `initial` is the content of the memory before the call. If NCCL does not finish,
+    /// this memory is leaked, because NCCL may still write to it.
     ///
     /// # Errors
     /// As for [`call`](Self::call).
@@ -139,8 +140,8 @@ fn keep_failure(inner: &Inner) {
 }
 
 /// Number of consecutive queries of NCCL before the thread yields its processor. Each query takes
-/// 10 to 40 ns. NCCL 2.23.4 and later complete every call on a non-blocking communicator in a
-/// thread of NCCL. That thread may need this processor.
+/// 10 to 40 ns. From NCCL 2.23.4 on, a thread of NCCL completes every call on a non-blocking
+/// communicator, and that thread may need this processor.
 const IN_A_ROW: u32 = 50;
 
 /// Waiting time during which a thread yields its processor between queries. After this time the
@@ -279,13 +280,12 @@ pub(crate) fn complete_all(
     }
 }
 
-/// Marks this thread as possibly blocked in NCCL. The mark is stored in the lock of each
-/// communicator in `inside`. Fails if another thread has aborted or finalized one of these
-/// communicators.
+/// Marks this thread as possibly blocked in NCCL, in the lock of each communicator in `inside`. If
+/// another thread has aborted or finalized one of these communicators, removes all marks and fails.
 ///
-/// If this function fails, it removes all marks. The thread that aborts or finalizes then waits
-/// without a time limit until this thread has released the locks. For marked threads, it would wait
-/// only for a limited time.
+/// A thread that aborts or finalizes a communicator waits until no other thread holds the
+/// communicator's lock. It waits for a marked thread only for a limited time, and for other threads
+/// without a time limit.
 #[inline]
 pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Inside<'_>)]) -> Result<(), NcclError> {
     /// Number of the last group that contained several communicators. Groups are numbered from 1.
@@ -376,14 +376,15 @@ fn end_badly(
     // The aborting thread waits for this thread to leave the gates.
     drop(inside);
     if is_partial && let Err(error) = abort_together(&inners, ABORT_LIMIT) {
-        tracing::error!(%error, "could not abort the communicators of a group of which NCCL has received only some calls");
+        tracing::error!(%error, "NCCL received only some calls of a group, and the group's communicators could not be aborted");
     }
     inners.iter().filter(|inner| inner.gate.is_closed()).for_each(|inner| Abort::wait(inner));
     ended.map_err(|error| inners.first().map_or_else(|| error.clone(), |inner| root_cause(inner, error.clone())))
 }
 
-/// Returns the value that NCCL has stored at `place`, or the error of the call. After some errors
-/// NCCL may still write to the memory at `place`. In this case the memory is leaked.
+/// Returns the value that an NCCL call has stored at `place`, and frees this memory. `result` is
+/// the result of the call. If the call has failed, returns its error. If NCCL may still write to
+/// the memory after the error, leaks the memory.
 ///
 /// # Safety
 /// `place` came from `Box::into_raw`. The memory belongs to the caller, or to NCCL while the call

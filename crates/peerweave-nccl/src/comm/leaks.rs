@@ -123,12 +123,12 @@ impl fmt::Display for Leaks {
             let ending = self.ending;
             writeln!(
                 f,
-                "communicators that are still being ended: {ending}; Communicator::wait_for_dropped waits for their end"
+                "communicators that are still being finalized or aborted: {ending}; call Communicator::wait_for_dropped to wait for them"
             )?;
         }
         if self.allocations > 0 {
             let (allocations, bytes) = (self.allocations, self.allocated_bytes);
-            writeln!(f, "allocations from NCCL's allocator that were not freed: {allocations} ({bytes} bytes)")?;
+            writeln!(f, "ncclMemAlloc allocations that have not been freed: {allocations} ({bytes} bytes)")?;
         }
         Ok(())
     }
@@ -208,8 +208,8 @@ mod tests {
             "communicator #3 (rank 1 of 2) was neither finalized nor aborted",
             "communicator #4 (rank 1 of 2) was neither finalized nor aborted; the communicator was revoked, and can only be split, shrunk, aborted or dropped; \
              registered windows and buffers: 2; calls in captured graphs: 1",
-            "communicators that are still being ended: 1; Communicator::wait_for_dropped waits for their end",
-            "allocations from NCCL's allocator that were not freed: 2 (4096 bytes)",
+            "communicators that are still being finalized or aborted: 1; call Communicator::wait_for_dropped to wait for them",
+            "ncclMemAlloc allocations that have not been freed: 2 (4096 bytes)",
         ];
         assert_eq!(leaks.to_string().lines().collect::<Vec<_>>(), lines);
         assert!(!leaks.is_empty());

@@ -1,12 +1,12 @@
-//! Finds the ranks that a communicator has in this process. Detects a waiting thread that has
-//! omitted one of its own ranks.
+//! Finds all ranks that a communicator has in this process. Detects a waiting thread that has
+//! omitted one of its own ranks from a group.
 //!
 //! A thread with several ranks of one communicator issues the calls of all these ranks in one
 //! group. If the thread omits a rank, the thread waits for a call that only the thread itself can
-//! issue. NCCL never detects this error. `wait.rs` checks ranks of other processes.
+//! issue. NCCL never detects this error. `wait.rs` detects missing ranks of other processes.
 //!
-//! Invariant: this module only reads shared state. Each call stores the number of the calling
-//! thread. This module reads that number.
+//! Invariant: this module only reads shared state. One part of this state is the number of the
+//! thread that made the last call on a rank.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -15,8 +15,8 @@ use crate::library::error::{MisuseKind, NcclError, RankReport};
 use crate::member::membership::{self, Inner};
 use crate::member::threads::this_thread;
 
-/// Interval between two checks of a waiting thread for omitted ranks: ranks of this thread for
-/// which the thread has not issued the awaited collective.
+/// Interval at which a waiting thread is checked for omitted ranks. A rank is omitted if it belongs
+/// to the thread, and the thread has not issued the awaited collective for it.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
 
 /// Minimum time that a thread waits before it reports an omitted rank, even if the deadline is
@@ -62,8 +62,8 @@ pub(crate) struct LeftOut {
     thread: u64,
     /// Time of the next check whether the thread has omitted one of its ranks from a group.
     next: Instant,
-    /// Waiting time after which the thread reports a rank that it omitted from a group. Some waits
-    /// also have the maximum [`LEFT_OUT_AFTER`], which may be shorter.
+    /// Minimum waiting time before [`LeftOut::look`] reports an omitted rank. If the waiting thread
+    /// has issued the awaited collective for several ranks, [`LEFT_OUT_AFTER`] is sufficient.
     patience: Duration,
 }
 

@@ -56,8 +56,9 @@ impl Work {
         }
     }
 
-    /// Returns the number of communicators that a thread with this work ends: 1 for [`Work::End`]
-    /// and [`Work::Abort`], otherwise 0.
+    /// Returns by how much a thread with this work increases the counter [`COMMUNICATORS`]. The
+    /// result is 1 for [`Work::End`] and [`Work::Abort`], which end a communicator, and 0
+    /// otherwise.
     fn communicators(self) -> usize {
         usize::from(matches!(self, Self::End | Self::Abort))
     }
@@ -215,11 +216,11 @@ pub(crate) fn no_thread_error(call: &'static str) -> NcclError {
 /// runtime and the driver free their state at exit, and a thread inside these libraries would then
 /// use freed state.
 ///
-/// `registered` remembers the registration: a second call with the same `registered` has no effect.
-/// The crate has two such values and registers the function twice, because exit functions run in
-/// reverse order of registration. The CUDA runtime registers its own exit function when the first
-/// communicator is created. The crate's second registration follows that creation, so
-/// `wait_for_ending` runs before the runtime frees its state.
+/// A second call with the same `registered` has no effect. The crate registers `wait_for_ending`
+/// twice, with two values of `registered`: before the first background thread starts, and after the
+/// first communicator was created. At that creation, the CUDA runtime registers its own exit
+/// function. Exit functions run in reverse order of registration, so the second registration makes
+/// `wait_for_ending` run before the runtime frees its state.
 fn wait_at_exit(registered: &Once) {
     registered.call_once(|| {
         // SAFETY: the function lives as long as the process, and does not panic.

@@ -1,11 +1,9 @@
 //! Waits with a deadline for enqueued work, and finds the ranks that have not issued the matching
-//! calls.
+//! calls. `lifecycle.rs` ends communicators whose work is stuck.
 //!
-//! `lifecycle.rs` ends communicators whose work is stuck.
-//! Invariant: a rank publishes its last call only in two cases. In the first case, a wait, a call
-//! or enqueued work of this rank has passed its deadline. In the second case,
-//! [`Communicator::report`] is called. So this module adds no cost to collectives that complete in
-//! time.
+//! Invariant: a rank publishes its last call only after a wait, a call or enqueued work of this
+//! rank has passed its deadline, or in [`Communicator::report`]. So this module adds no cost to
+//! collectives that complete in time.
 
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -54,9 +52,9 @@ const WATCH_PATIENCE: Duration = Duration::from_millis(20);
 /// this time.
 const LAST_WORK: Duration = Duration::from_millis(500);
 
-/// Time limit of the exchange after a failed wait. A rank waits at most this long until the other
-/// ranks have published their last calls. A query that asks the rendezvous for lost ranks has the
-/// same limit.
+/// Maximum time for which a rank waits for the reports of the other ranks after a wait has failed.
+/// A report contains the last call of a rank. Also the time limit of a query that asks the
+/// rendezvous for lost ranks, and of the polling that repeats this query after an error of NCCL.
 const REPORTS: Duration = Duration::from_millis(500);
 
 impl Communicator {
@@ -70,17 +68,19 @@ impl Communicator {
     /// process.
     ///
     /// # Errors
-    /// [`NcclError::Timeout`] at the deadline. The error names the last call and its number. The
-    /// error also names the ranks that have issued fewer calls, or have published no report of
-    /// their last call. The error names ranks of other processes only if the communicator has a
-    /// rendezvous. [`MisuseKind::NotInGroup`] if this thread also drives another rank of the
-    /// communicator, and has not issued the call for that rank. If the deadline is longer than half
-    /// a second, this error is returned before the deadline. [`NcclError::PeerLost`] half a second
-    /// after the rendezvous reports that a rank has died, or at an earlier deadline.
-    /// [`NcclError::Nccl`] if NCCL reports an asynchronous error. [`NcclError::Misuse`] if the
-    /// stream is being captured or does not belong to the communicator's device.
-    /// [`NcclError::Dead`] if another thread ended the communicator during the wait.
-    /// [`NcclError::Cuda`] if the work failed.
+    /// - [`NcclError::Timeout`] at the deadline. The error names the last call and its number. It
+    ///   also names the ranks that have issued fewer calls, or have published no report of their
+    ///   last call. Ranks of other processes are named only if the communicator has a rendezvous.
+    /// - [`MisuseKind::NotInGroup`] if this thread also drives another rank of the communicator,
+    ///   and has not issued the call for that rank. If the deadline is longer than half a second,
+    ///   this error is returned before the deadline.
+    /// - [`NcclError::PeerLost`] half a second after the rendezvous reports that a rank has died,
+    ///   or at an earlier deadline.
+    /// - [`NcclError::Nccl`] if NCCL reports an asynchronous error.
+    /// - [`NcclError::Misuse`] if the stream is being captured or does not belong to the
+    ///   communicator's device.
+    /// - [`NcclError::Dead`] if another thread ended the communicator during the wait.
+    /// - [`NcclError::Cuda`] if the work failed.
     pub fn wait(&self, stream: &Arc<CudaStream>, deadline: Duration) -> Result<(), NcclError> {
         self.wait_with(stream, deadline, OnExpiry::default())
     }
@@ -148,9 +148,9 @@ impl Communicator {
             let _ = other.abort_reason.set(error.clone());
         }
         match abort_together(&aborted, ABORT_LIMIT) {
-            Ok(count) => tracing::error!(%error, count, "a wait failed, so this process aborted communicators"),
+            Ok(count) => tracing::error!(%error, count, "aborted communicators of this process, because a wait failed"),
             Err(late) => {
-                tracing::error!(%error, %late, "a wait failed, and this process could not abort all communicators in time")
+                tracing::error!(%error, %late, "a wait failed, and at least one communicator of this process could not be aborted")
             }
         }
         Err(error)
@@ -189,13 +189,14 @@ fn is_about_asking(code: CudaCode) -> bool {
     matches!(code.0, 1 | 3 | 4 | 200 | 201 | 400 | 401) || (900..=908).contains(&code.0)
 }
 
-/// Checks that the work of the communicator has not failed. Fails if the communicator is neither
-/// live nor suspended, or if NCCL reports an asynchronous error. A query of the stream is not
-/// sufficient: after a revocation or an abort, the stream looks complete although the work failed.
+/// Fails if the work of the communicator has failed: if NCCL reports an asynchronous error, or if
+/// the communicator is neither live nor suspended. A query of the stream is not sufficient: after a
+/// revocation or an abort, the stream looks complete although the work failed.
 ///
-/// On a non-blocking communicator, only the thread that holds the lock may query NCCL. If another
-/// thread still holds the lock after `patience`, this function succeeds without a query. The thread
-/// that holds the lock then detects asynchronous errors that NCCL returns.
+/// On a non-blocking communicator, only the thread that holds the communicator's lock may query
+/// NCCL. This function waits for the lock for at most `patience`. If another thread holds the lock
+/// for longer, this function succeeds without a query. That thread then detects the asynchronous
+/// errors in its own NCCL calls.
 fn look(inner: &Arc<Inner>, call: &'static str, patience: Duration) -> Result<(), Stop> {
     let state = inner.gate.state();
     if state != State::Live && state != State::Suspended {
@@ -272,9 +273,10 @@ impl Watch {
         waited >= *self.next.get_or_insert(WATCH_EVERY)
     }
 
-    /// Stores `gone`, the lost ranks that the rendezvous has reported. Sets the time of the next
-    /// query from `took`, the duration of this query. A slow server is queried less often, so that
-    /// queries take at most a tenth of the waiting time.
+    /// Stores `gone`, the lost ranks that the rendezvous has reported, and sets the time of the
+    /// next query. `took` is the duration of the current query. The pause until the next query is
+    /// at least ten times as long, so that queries to a slow server take at most a tenth of the
+    /// waiting time.
     fn answered(&mut self, waited: Duration, took: Duration, gone: Vec<Rank>) {
         self.next = Some(waited + took * 10 + WATCH_EVERY);
         self.gone = (!gone.is_empty()).then(|| (gone, Instant::now()));
@@ -374,9 +376,9 @@ impl PeerReports {
         }
     }
 
-    /// Adds `known`, the reports of the other ranks in this process. These reports replace the
-    /// reports that the same ranks have published at the rendezvous. Afterwards, `missing` contains
-    /// a rank in `known` only if the number of the rank's last call is below `sequence`.
+    /// Replaces the published reports of the other ranks in this process by `known`, the current
+    /// reports of these ranks. Also updates `missing` for these ranks: a rank is missing if the
+    /// number of its last call is below `sequence`.
     fn with(mut self, known: Vec<RankReport>, sequence: u64) -> Self {
         for report in known {
             self.missing.retain(|rank| *rank != report.rank);
@@ -428,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn slow_rendezvous_is_polled_less_often() {
+    fn polling_interval_grows_if_the_rendezvous_answers_slowly() {
         for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
             let mut watch = Watch::default();
             let mut asked = 0;

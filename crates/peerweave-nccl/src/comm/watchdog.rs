@@ -27,8 +27,8 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections within the shortest deadline of all communicators. The resulting interval
-/// between two inspections is limited to [`BETWEEN_LOOKS`].
+/// Number of inspections within the shortest deadline of all communicators. This number determines
+/// the interval between two inspections, within the limits [`BETWEEN_LOOKS`].
 const LOOKS: u32 = 8;
 /// Minimum and maximum interval between two inspections of the communicators by the watchdog.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];
@@ -59,8 +59,8 @@ pub(crate) fn is_looking() -> bool {
     LOOKING.load(Ordering::Acquire) != 0
 }
 
-/// A running inspection of communicators by the watchdog. Drop the handles of the inspected
-/// communicators before this value.
+/// Marks an inspection of communicators by the watchdog as running, until this value is dropped. An
+/// inspection must drop its handles of communicators before this value.
 struct Look(BeforeExit);
 
 impl Look {
@@ -256,7 +256,7 @@ fn abort_late_work(inner: &Weak<Inner>, since: Instant) {
 
 /// Aborts communicators. Waits and blocked calls on these communicators then return `error`.
 pub(crate) fn abort_late(communicators: &[Arc<Inner>], error: &NcclError) {
-    tracing::error!(%error, count = communicators.len(), "aborting communicators with blocked calls or late work");
+    tracing::error!(%error, count = communicators.len(), "aborting communicators on which a call is blocked or enqueued work is overdue");
     for inner in communicators {
         // An earlier reason is kept.
         let _ = inner.abort_reason.set(error.clone());

@@ -40,7 +40,8 @@ pub(crate) struct Work {
 /// One event for each stream, recorded after all work that the communicator had enqueued in the
 /// stream.
 struct Marks {
-    /// Number of the last call before the events were recorded.
+    /// Number of the last call that was issued before the events were recorded. This call is
+    /// complete if every stream has reached its event.
     sequence: u64,
     /// The events that have not completed yet, because earlier work still runs in the stream.
     pending: Vec<Mark>,
@@ -103,7 +104,7 @@ struct Mark(CUevent);
 
 // SAFETY: the shared value is a handle that only the driver dereferences, on any thread. The handle
 // is synchronised because only the watchdog's thread uses it. A failure would be caught by the test
-// `late_work_is_aborted_at_the_work_deadline`.
+// `stuck_work_is_aborted_at_the_work_deadline`.
 unsafe impl Send for Mark {}
 
 impl Mark {

@@ -15,13 +15,13 @@ pub enum Switch {
     Off,
 }
 
-/// Policy by which NCCL selects the number of CTAs, and thus the number of SMs that it uses.
+/// Policy by which NCCL selects the number of CTAs of a kernel. More CTAs occupy more SMs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum CtaPolicy {
     /// NCCL uses as many CTAs as the highest performance requires.
     Default,
-    /// NCCL uses fewer CTAs if the loss of performance is small.
+    /// NCCL uses fewer CTAs than by default if the loss of performance is small.
     Efficiency,
     /// NCCL uses no CTAs if copy engines and the network can do the work. Requires NCCL 2.28.
     Zero,
@@ -69,9 +69,9 @@ pub enum NvlsHostMode {
     /// In calls of NCCL's host API, neither NCCL's symmetric kernels nor copies by copy engines use
     /// multimem instructions. All other NVLS operations stay enabled.
     DisableSymmetricMultimem,
-    /// NCCL's host API uses all NVLS operations except those that
-    /// [`DisableTransport`](NvlsHostMode::DisableTransport) or
-    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem) disables.
+    /// Combines [`DisableTransport`](NvlsHostMode::DisableTransport) and
+    /// [`DisableSymmetricMultimem`](NvlsHostMode::DisableSymmetricMultimem). All other NVLS
+    /// operations stay enabled.
     DisableBoth,
     /// NCCL's host API uses no NVLS operations. This mode also disables NVLS operations that later
     /// versions of NCCL add.

@@ -58,7 +58,7 @@ pub struct VendorOption {
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum VendorValue {
-    /// An integer.
+    /// An integer, which NCCL stores as a C `int`.
     Number(i32),
     /// A string. Each distinct string stays in memory until the process ends.
     Text(String),
@@ -253,9 +253,9 @@ impl RawCollConfig {
         &raw const self.raw
     }
 
-    /// Returns the event that NCCL records after the launch of the collective. The event must live
-    /// until NCCL has recorded the event. If the collective was captured, the event must live as
-    /// long as the graph.
+    /// Returns the event that NCCL records after the launch of the collective, if an event was set.
+    /// The caller keeps the event alive until NCCL has recorded the event. If the collective was
+    /// captured, the caller keeps the event alive as long as the graph.
     pub(crate) fn event(&self) -> Option<&Arc<CudaEvent>> {
         self.event.as_ref()
     }

@@ -20,7 +20,8 @@ use crate::{Nccl, Unsupported, Version, version_code};
 /// Maximum value of a numeric option. NCCL stores the value as a C `int`.
 const MOST: u32 = i32::MAX as u32;
 
-/// Declares the options, which are named values, numbers or texts.
+/// Generates `Config` and its methods from three lists of options: options with named values, with
+/// numbers, and with texts.
 macro_rules! options {
     (
         choices { $($(#[$choice_doc:meta])* $choice:ident: $Choice:ty => $choice_field:ident $(, $unsafe:tt)?;)* }
@@ -148,8 +149,8 @@ options! {
         /// Sets the policy by which NCCL selects the number of CTAs. Requires NCCL 2.27.
         /// [`CtaPolicy::Zero`] requires NCCL 2.28.
         cta_policy: CtaPolicy => CTAPolicy;
-        /// Sets whether NCCL schedules work so that NVLink is used in the best way. Requires NCCL
-        /// 2.28.
+        /// Sets whether NCCL's kernel launches give the CUDA driver a hint to use NVLink as fully
+        /// as possible. The default is off. Requires NCCL 2.28.
         nvlink_centric_sched: Switch => nvlinkCentricSched;
         /// Sets how the program uses this communicator's collectives in captured graphs. Requires
         /// NCCL 2.29.
@@ -196,7 +197,7 @@ options! {
         /// Sets the maximum number of peers to which a rank sends, or from which a rank receives,
         /// at the same time. Requires NCCL 2.30.
         max_p2p_peers in 1..=MOST, "a number of at least 1" => maxP2pPeers;
-        /// Sets the number of signals in each context for one-sided operations. Requires NCCL 2.31.
+        /// Sets the number of signals for one-sided operations in each context. Requires NCCL 2.31.
         num_rma_sig in 0..=MOST, "a number of at most 2147483647" => numRmaSig;
     }
     texts {
@@ -308,7 +309,7 @@ pub(crate) struct RawConfig(ncclConfig_t);
 
 // SAFETY: the pointers in the struct point to shared text. No thread writes the text, and it lives
 // until the process ends (`interned`), so no synchronisation is needed. A failure would be caught
-// by the test `name_in_the_config_struct_is_readable_on_every_thread`.
+// by the test `communicator_names_are_interned_and_valid_on_every_thread`.
 unsafe impl Send for RawConfig {}
 // SAFETY: as above, and nothing in the struct changes through a shared reference.
 unsafe impl Sync for RawConfig {}
@@ -321,8 +322,8 @@ impl RawConfig {
     }
 }
 
-/// The NCCL library that will read a configuration struct: its version and its path. Also the name
-/// of the call that passes the struct. Error messages contain these values.
+/// The call and the NCCL library for which a configuration struct is created. `version` determines
+/// the layout of the struct. Errors name the call, the version and the path.
 pub(crate) struct Found<'a> {
     pub(crate) call: &'static str,
     pub(crate) version: Version,
@@ -413,8 +414,8 @@ mod tests {
         config.for_version(&Found { call: "init_rank", version, path: &path }).map(|raw| raw.0)
     }
 
-    /// Returns the names of the fields that NCCL reads. NCCL reads only fields that lie within the
-    /// size that is stored in the struct.
+    /// Returns the names of the fields that lie within the first `raw.size` bytes. NCCL ignores all
+    /// other fields.
     fn known_prefix(raw: &ncclConfig_t) -> Vec<&'static str> {
         let known = ncclConfig_t::FIELDS.iter().filter(|field| field.offset_bytes + field.len_bytes <= raw.size);
         known.map(|field| field.name).collect()
@@ -525,7 +526,7 @@ mod tests {
     }
 
     #[test]
-    fn name_in_the_config_struct_is_readable_on_every_thread() {
+    fn communicator_names_are_interned_and_valid_on_every_thread() {
         let path: Arc<Path> = Path::new("/opt/libnccl.so.2").into();
         let found = Found { call: "init_rank", version: sys::HEADER, path: &path };
         let raw = Config::new().name("shared").for_version(&found).expect("all options are supported");

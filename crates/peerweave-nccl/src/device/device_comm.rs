@@ -37,13 +37,14 @@ pub struct DeviceCommunicator {
 }
 
 /// Multicast address of a team, for kernels and for
-/// [`Window::multimem_pointer`](crate::Window::multimem_pointer).
+/// [`Window::multimem_pointer`](crate::Window::multimem_pointer). The address is 0 if the hardware
+/// has no multicast.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MultimemHandle(u64);
 
 impl MultimemHandle {
-    /// Returns the address, or 0 if the hardware has no multicast. Only multimem instructions in
-    /// kernels may use the address.
+    /// Returns the multicast address, or 0 if the hardware has no multicast. Only multimem
+    /// instructions in kernels may use the address.
     pub fn address(self) -> u64 {
         self.0
     }
@@ -156,8 +157,8 @@ impl DeviceCommunicator {
         self.buffers.get(index).map(|handle| *handle as usize * 128)
     }
 
-    /// Returns the multicast address of the team that has this index in the requirements, or `None`
-    /// if there is no such team.
+    /// Returns the handle of the team that has this index in the requirements, or `None` if there
+    /// is no such team. The address in the handle is 0 if the hardware has no multicast.
     pub fn multimem_handle(&self, index: usize) -> Option<MultimemHandle> {
         self.multimem.get(index).copied()
     }

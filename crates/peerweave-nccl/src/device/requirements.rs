@@ -288,10 +288,12 @@ impl DeviceCommRequirements {
         Ok((RawRequirements::new(raw, &self.buffers, &teams), len_bytes))
     }
 
-    /// Returns three values: the version for the version fields of NCCL's structs, the size of the
-    /// device communicator in bytes, and the value of the field `useRuntimeVersion`. If
-    /// `useRuntimeVersion` is true, NCCL uses the layout of the loaded library and reports the size
-    /// itself, so the returned size is `None`.
+    /// Determines the layout of the device communicator. Returns three values:
+    ///
+    /// - the version for the version fields of NCCL's structs,
+    /// - the size of the device communicator in bytes, or `None` if NCCL reports the size itself,
+    /// - the value of the field `useRuntimeVersion`; if the value is true, NCCL uses the layout of
+    ///   the loaded library.
     fn version_of(&self, found: &Found<'_>) -> Result<(Version, Option<usize>, bool), NcclError> {
         const WHAT: &str = "the query for the size of a device communicator";
         let newest = found.version.min(sys::HEADER);
@@ -463,7 +465,7 @@ mod tests {
     }
 
     #[test]
-    fn device_comm_layout_of_unknown_size_is_refused() {
+    fn device_comm_layout_unknown_or_newer_than_nccl_is_refused() {
         assert!(
             matches!(refused(&DeviceCommRequirements::new(), "2.29.7"), NcclError::Unsupported(error) if error.since == Some(SINCE))
         );

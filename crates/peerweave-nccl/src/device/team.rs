@@ -68,7 +68,7 @@ impl DeviceTeam {
         let own = self.rank_of(self.index);
         if own != Some(rank) {
             let found = own.map_or(i64::MAX, |own| own.get().into());
-            let (what, expected) = ("the rank for which the team was created", "this rank's number in the communicator");
+            let (what, expected) = ("the rank for which the team was created", "the caller's rank in the communicator");
             return Err(NcclError::misuse(call, MisuseKind::Value { what, found, expected }));
         }
         let last = self.first + (self.ranks - 1) * self.stride;
@@ -190,7 +190,7 @@ mod tests {
         );
         assert_eq!(
             refused(world, Rank::new(4), 8),
-            "test: the rank for which the team was created is 5, expected this rank's number in the communicator"
+            "test: the rank for which the team was created is 5, expected the caller's rank in the communicator"
         );
         assert_eq!(
             refused(world, Rank::new(5), 6),
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_valid_raw_teams_are_converted() {
+    fn raw_team_converts_to_a_device_team_only_if_valid() {
         let raw = ncclTeam_t { nRanks: 2, rank: 1, stride: 4 };
         let team = DeviceTeam::from_raw(raw, Rank::new(6)).expect("the struct is valid");
         assert_eq!(team.to_raw("test", Rank::new(6), 7).expect("the team belongs to this communicator"), raw);

@@ -35,8 +35,8 @@ impl Inner {
         stream.cu_stream().addr() <= DEFAULT || self.is_reported_free(stream)
     }
 
-    /// Queries the driver once. Returns `true` if the driver reports that the stream is not being
-    /// captured. Returns `false` if the stream is being captured, or after an error.
+    /// Returns whether the driver reports that the stream is not being captured. Returns `false` if
+    /// the query fails.
     #[inline]
     fn is_reported_free(&self, stream: &CudaStream) -> bool {
         let mut status = NOT_CAPTURED;
@@ -45,12 +45,11 @@ impl Inner {
         code == Ok(CudaCode::SUCCESS) && status == NOT_CAPTURED
     }
 
-    /// Checks again, after NCCL has returned, that the stream is not being captured. Called only if
-    /// the check before the call of NCCL found no capture. If another thread has begun a capture in
-    /// between, this function invalidates the capture, so that the capture yields no graph. It then
-    /// returns an error.
+    /// Checks, after a call of NCCL, that no other thread has begun to capture the stream during
+    /// the call. Called only if the check before the call found no capture. If a capture has begun,
+    /// returns an error and invalidates the capture, so that the capture yields no graph.
     ///
-    /// NCCL makes its own check for a capture after the first check of this crate. So NCCL may have
+    /// NCCL itself checks for a capture later than the first check of this crate. So NCCL may have
     /// put the work into the graph. The graph does not keep the memory of the work alive, so a
     /// replay could use freed memory.
     #[inline]

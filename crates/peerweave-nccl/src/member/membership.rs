@@ -108,9 +108,9 @@ pub(crate) struct Inner {
     deferred: Mutex<Vec<Keep>>,
     pub(crate) is_freed: Arc<AtomicBool>,
     work_deadline_ms: AtomicU64,
-    /// Number of the group in which a thread may be blocked in NCCL; 0 if there is no such group.
-    /// Only groups with several communicators have a number. All communicators of a group store the
-    /// number of the group.
+    /// Number of the NCCL group in which the owner of the communicator's lock may be blocked, or 0.
+    /// All communicators of the group store this number, so that the watchdog can abort these
+    /// communicators together. Groups with only one communicator have no number.
     pub(crate) group: AtomicU64,
     /// The reason why the watchdog or a timed-out wait has aborted the communicator.
     pub(crate) abort_reason: OnceLock<NcclError>,
@@ -287,7 +287,9 @@ impl Inner {
         drop(self.take_deferred());
     }
 
-    /// Removes and returns the deferred memory, for the thread that frees the communicator.
+    /// Removes and returns the memory that [`defer_free`](Self::defer_free) keeps allocated. The
+    /// caller frees this memory after NCCL has freed the communicator. If NCCL does not free the
+    /// communicator, the caller leaks the memory.
     pub(crate) fn take_deferred(&self) -> Vec<Keep> {
         std::mem::take(&mut *self.deferred.lock().unwrap_or_else(PoisonError::into_inner))
     }
@@ -457,13 +459,13 @@ impl Inner {
         Ok(state)
     }
 
-    /// Makes the device's context current in this thread.
+    /// Makes the device's context current in this thread, unless this context is already current.
     ///
     /// NCCL launches on the communicator's device, whatever context is current. However, stream
     /// handle 0 means the default stream of the current context, for the driver and for NCCL. In a
     /// thread without a context, NCCL's runtime creates a context on the first device and uses
-    /// memory there. Any library may have changed the current context since the last call, so each
-    /// call checks the context.
+    /// memory there. Any library may have changed the current context since the last call, so this
+    /// function queries the current context each time.
     #[inline]
     pub(crate) fn bind(&self) -> Result<(), NcclError> {
         let mut current: CUcontext = std::ptr::null_mut();
@@ -472,10 +474,10 @@ impl Inner {
         if code == Ok(CudaCode::SUCCESS) && current == self.cu_context.0 { Ok(()) } else { set_current(&self.context) }
     }
 
-    /// Makes the device's context current like [`bind`](Self::bind), but only in two cases. First,
-    /// the stream is one of the predefined streams, whose handle is the same in every context.
-    /// Second, no call has made a context current in this thread yet. In other cases, NCCL itself
-    /// makes the communicator's device current.
+    /// Makes the device's context current like [`bind`](Self::bind) in two cases. First, the stream
+    /// is a predefined stream, whose handle means a different stream in each context. Second, no
+    /// call of this crate has made a context current in this thread yet. In other cases does
+    /// nothing, because NCCL itself makes the communicator's device current.
     #[inline]
     pub(crate) fn bind_for(&self, stream: &CudaStream) -> Result<(), NcclError> {
         if stream.cu_stream().addr() > OF_EVERY_CONTEXT && HAS_CONTEXT.get() {
@@ -534,7 +536,7 @@ impl Inner {
             true if context.cu_ctx() == self.cu_context.0 => return Ok(()),
             true => MisuseKind::Combination {
                 what,
-                why: "its context is not the communicator's context; create both with the primary context of the device",
+                why: "the CUDA context differs from the communicator's context; use the primary context of the device for all CUDA objects and communicators",
             },
             false => MisuseKind::Device { what, found, expected },
         };

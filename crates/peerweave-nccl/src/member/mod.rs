@@ -1,5 +1,6 @@
-//! One rank's membership in a communicator: its state, its lock, and the values that calls record.
-//! All handles, graphs, windows and operations of the communicator share one membership.
+//! One rank's membership in a communicator: its state, its lock, and records of its calls, such as
+//! their number and their streams. All handles, graphs, windows and operations of the communicator
+//! share one membership.
 //!
 //! This module waits only for the lock. `comm` completes calls and ends communicators.
 

@@ -13,16 +13,16 @@
 //! - **[G2]** After [`Gate::close`] no thread enters. Closing succeeds once. The thread that closed
 //!   the gate frees the handle, after [`Gate::drain`].
 //! - **[G3]** A thread that may block inside NCCL is marked by `enter_blocking` or
-//!   `try_enter_blocking`, which fail once the gate is closed. All other threads leave without an
-//!   abort, because they only query NCCL for a state or a text. [`Gate::drain`] waits for these
-//!   threads without a limit.
+//!   `try_enter_blocking`, which fail once the gate is closed. All other threads inside the gate
+//!   only query NCCL for a state or a text, so these threads leave even without an abort.
+//!   [`Gate::drain`] waits for these threads without a limit.
 //!
-//! [`Gate::drain`] has a time limit for a thread that is marked as blocking, because such a thread
-//! may be stuck in NCCL until the abort. However, the system may also have suspended the marked
-//! thread before the thread called NCCL. If the limit passes, the abort frees the handle. The
-//! thread would use the freed handle when it continues. So a marked thread checks the state again
-//! immediately before it calls NCCL. A short race between this check and the call remains. NCCL's
-//! own API has the same race, because the program decides when to abort.
+//! [`Gate::drain`] waits for marked threads only for a limited time, because a marked thread may be
+//! stuck in NCCL until the abort. After this time, the abort frees the handle. However, the system
+//! may have suspended a marked thread before its call of NCCL. Such a thread would then call NCCL
+//! with the freed handle. A marked thread therefore checks the state again immediately before it
+//! calls NCCL. A short race between this check and the call remains. NCCL's own API has the same
+//! race, because the program decides when to abort.
 
 use std::sync::PoisonError;
 use std::sync::atomic::Ordering::{AcqRel, Acquire, Relaxed, Release, SeqCst};
@@ -55,8 +55,8 @@ pub(crate) enum State {
 }
 
 impl State {
-    /// Converts the state to the reason for an error. The reason states why a call is not possible
-    /// in this state.
+    /// Returns the reason that an error gives for a call that is not possible in this state. For a
+    /// live communicator, the reason is [`DeadState::Failed`].
     pub(crate) fn dead(self) -> DeadState {
         match self {
             Self::Suspended => DeadState::Suspended,
@@ -146,8 +146,9 @@ const STARVING_AFTER: Duration = Duration::from_millis(5);
 /// Minimum and maximum duration of one sleep of a waiter.
 const SLEEP_BOUNDS: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(20)];
 
-/// Maximum time that [`Gate::drain`] counts as waiting time between two of its checks. A longer
-/// pause means that the system has suspended this thread or the process. The excess does not count.
+/// Limit of the time that [`Gate::drain`] counts between two of its checks. A longer pause means
+/// that the system has suspended this thread or the process. The time beyond this limit does not
+/// count as waiting time.
 const LONGEST_PAUSE: Duration = Duration::from_millis(20);
 
 /// Executes a sequentially consistent fence in builds for the model checker loom. Does nothing in
@@ -236,9 +237,9 @@ enum Occupancy {
 }
 
 impl Gate {
-    /// Result of [`stuck_in`](Self::stuck_in) if only readers may be blocked in NCCL. Readers are
-    /// the threads that share the gate (the communicator's lock). If the owner of the gate may be
-    /// blocked, the result is a different number.
+    /// The value that [`stuck_in`](Self::stuck_in) returns if only readers may be blocked in NCCL.
+    /// Readers are the threads that share the gate (the communicator's lock). If the owner of the
+    /// gate may be blocked, `stuck_in` returns a different value.
     pub(crate) const READER: u64 = BRIEF;
 
     /// Enters the gate (the communicator's lock) exclusively. If the gate cannot be acquired
@@ -271,8 +272,8 @@ impl Gate {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
     }
 
-    /// Makes this thread the owner of the gate, with the mode `mode`. Returns `None` if the gate is
-    /// not free.
+    /// Makes this thread the owner of the gate. `mode` is [`BRIEF`] or [`BLOCKING`]. Returns `None`
+    /// if the gate is not free.
     #[inline]
     fn take(&self, mode: u64) -> Option<Inside<'_>> {
         // The exchange synchronises with the release by the previous owner. So the effects of one
@@ -334,10 +335,10 @@ impl Gate {
         self.state().is_closed()
     }
 
-    /// Tells which threads inside the gate are marked as possibly blocked in NCCL. Returns `None`
-    /// if no thread is marked. Returns [`READER`](Self::READER) if only readers are marked: these
-    /// threads share the gate. If the owner is marked (the thread that entered exclusively),
-    /// returns another number, which differs for each entry of an owner.
+    /// Returns a number that identifies the threads that are marked as possibly blocked in NCCL.
+    /// Returns `None` if no thread is marked. Returns [`READER`](Self::READER) if only readers
+    /// (threads that share the gate) are marked. If the owner of the gate is marked, returns a
+    /// number that is different for each acquisition of the gate.
     pub(crate) fn stuck_in(&self) -> Option<u64> {
         let (owner, word) = (self.owner.load(Acquire), self.word.load(Acquire));
         let reader = (word >= BLOCKING_READER).then_some(Self::READER);
@@ -371,9 +372,9 @@ impl Gate {
         self.set(state).map(|_| ())
     }
 
-    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. If the state
-    /// is different, changes nothing and returns the current state as the error. A reader (a thread
-    /// that shares the gate) may have changed the state, and may still be inside NCCL.
+    /// Closes the gate like [`close`](Self::close), but only if the state is `from`. Otherwise
+    /// changes nothing, and returns the current state as the error. A reader (a thread that shares
+    /// the gate) may then have changed the state, and may be inside NCCL.
     pub(crate) fn close_from(&self, from: State, state: State) -> Result<(), State> {
         debug_assert!(state.is_closed());
         self.change(from, state)
@@ -421,9 +422,9 @@ impl Gate {
 }
 
 impl<'a> Inside<'a> {
-    /// Returns the number that identifies this acquisition of the gate (the communicator's lock).
-    /// The atomic `owner` contains this number above the bits of the mode. While this thread is
-    /// inside the gate, no other thread writes `owner`.
+    /// Returns the high bits of the atomic `owner`, which count the earlier acquisitions of the
+    /// gate (the communicator's lock). The low bits, which contain the mode, are 0 in the result.
+    /// While this thread is inside the gate, no other thread writes `owner`.
     #[inline]
     fn acquisition(&self) -> u64 {
         self.0.owner.load(Relaxed) & !MODE_MASK
@@ -457,9 +458,9 @@ impl<'a> Inside<'a> {
     }
 
     /// Removes the mark that [`enter_blocking`](Self::enter_blocking) has set. Called after NCCL
-    /// has returned. The caller then checks whether the gate is open. If so, the handle stays valid
-    /// until the caller leaves the gate, because a thread that closes the gate waits for the
-    /// caller.
+    /// has returned. The caller then checks whether the gate is open. If the gate is open, the
+    /// handle stays valid until the caller leaves the gate, because a thread that closes the gate
+    /// waits for the caller.
     pub(crate) fn leave_blocking(&self) {
         self.0.owner.store(self.acquisition() | BRIEF, SeqCst);
         fenced();
@@ -486,8 +487,9 @@ impl Gate {
 }
 
 impl Reader<'_> {
-    /// Marks this reader as possibly blocked in NCCL, runs `call`, and removes the mark. If the
-    /// gate is closed, returns the state as the error and does not run `call`.
+    /// Runs `call`, which may block in NCCL. While `call` runs, this reader is marked as possibly
+    /// blocked in NCCL. If the gate is closed, does not run `call`, and returns the communicator's
+    /// state as the error.
     pub(crate) fn enter_blocking<R>(&self, call: impl FnOnce() -> R) -> Result<R, State> {
         let before = self.0.word.fetch_add(BLOCKING_READER - READER, AcqRel);
         let result = if state_of(before).is_closed() { Err(state_of(before)) } else { Ok(call()) };

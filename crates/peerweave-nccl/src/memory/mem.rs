@@ -70,7 +70,7 @@ impl<T: Element> NcclMem<T> {
     pub fn alloc(nccl: Nccl, context: &Arc<CudaContext>, len: usize) -> Result<Self, NcclError> {
         let bytes = len.checked_mul(size_of::<T>()).filter(|bytes| isize::try_from(*bytes).is_ok()).ok_or_else(|| {
             let (found, expected) =
-                (i64::try_from(len).unwrap_or(i64::MAX), "at most as many elements as fit in the address space");
+                (i64::try_from(len).unwrap_or(i64::MAX), "a length whose size in bytes is at most isize::MAX");
             NcclError::misuse("NcclMem::alloc", MisuseKind::Value { what: "the length", found, expected })
         })?;
         // This check precedes calls of the driver, which fail in a forked process.

@@ -89,20 +89,23 @@ impl<T: Element> Window<T> {
         })
     }
 
-    /// Returns a multicast address of element `offset` like
+    /// Returns the multicast address of element `offset` like
     /// [`lsa_multimem_pointer`](Self::lsa_multimem_pointer), but for the team to which the handle
     /// `team` belongs.
     /// [`DeviceCommunicator::multimem_handle`](crate::DeviceCommunicator::multimem_handle) returns
     /// the handle.
     ///
     /// # Errors
-    /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer); [`NcclError::Misuse`] also for
-    /// the handle of a team without multicast.
+    /// As for [`lsa_multimem_pointer`](Self::lsa_multimem_pointer). [`NcclError::Misuse`] also if
+    /// the address in `team` is 0, which means that the hardware has no multicast.
     pub fn multimem_pointer(&self, team: MultimemHandle, offset: usize) -> Result<Option<u64>, NcclError> {
         const CALL: &str = "ncclGetMultimemDevicePointer";
         multicast_switch()?;
         if team.address() == 0 {
-            return Err(NcclError::misuse(CALL, MisuseKind::Context { why: "the handle belongs to a team without multicast" }));
+            return Err(NcclError::misuse(
+                CALL,
+                MisuseKind::Context { why: "the handle is null, because the hardware has no multicast" },
+            ));
         }
         let handle = ncclMultimemHandle_t { mcBasePtr: std::ptr::with_exposed_provenance_mut(team.address() as usize) };
         let offset = inside::<T>(CALL, self.len_bytes() / size_of::<T>(), offset)?;

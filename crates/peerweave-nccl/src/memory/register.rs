@@ -16,7 +16,7 @@ use crate::library::error::{MisuseKind, NcclError};
 use crate::member::state::Allowed;
 use crate::sys::{Api, ncclComm_t, ncclResult_t};
 
-/// A pointer that NCCL returned as a handle.
+/// A pointer that NCCL returned as a handle. This wrapper makes the pointer `Send` and `Sync`.
 pub(super) struct Raw<P>(pub(super) *mut P);
 
 // SAFETY: the shared pointer is dereferenced only by NCCL, in calls on its communicator, which the

@@ -247,7 +247,7 @@ impl<T: Element> Window<T> {
         if !nccl.version().at_least(LENGTHS_DIFFER) && lens.iter().any(differ) {
             // Every rank returns this error. Registered memory stays registered until the
             // communicators end [W2].
-            let why = "the ranks passed different lengths, which requires NCCL 2.30.7; pass the same length on every rank";
+            let why = "the ranks passed different lengths; pass the same length on every rank, or use NCCL 2.30.7 or newer";
             return Err(NcclError::misuse(CALL, MisuseKind::Combination { what: "the length of the memory", why }));
         }
         let finish = |(made, lens_bytes): (Option<Registered>, Vec<u64>)| {

@@ -190,8 +190,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         if found == expected { Ok(()) } else { Err(misuse(self.call, MisuseKind::Device { what, found, expected })) }
     }
 
-    /// Acquires a buffer that the call reads. Called after all other checks, because this function
-    /// may make the stream wait for another stream.
+    /// Acquires a buffer that the call reads, and returns the buffer's address and length. Fails if
+    /// the buffer belongs to a different device. Called after all other checks, because acquiring a
+    /// borrowed slice may make the stream wait for another stream.
     #[inline(always)]
     pub(crate) fn read<T: Element, B: DeviceBuffer<T> + ?Sized>(
         &mut self,
@@ -207,7 +208,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Acquires a buffer that the call writes.
+    /// Acquires a buffer that the call writes, and returns the buffer's address and length. Like
+    /// [`read`](Self::read), called after all other checks.
     #[inline(always)]
     pub(crate) fn write<T: Element, B: DeviceBufferMut<T> + ?Sized>(
         &mut self,
@@ -223,9 +225,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Returns the address of the buffer to which `access` gives access. Some owners must be
-    /// notified when the access is dropped. For such an owner, stores `access` in [`Holds::guards`]
-    /// at index `which`.
+    /// Returns the address of the buffer for which `access` was created. Dropping some accesses
+    /// notifies the owner of the buffer. Stores such an access in [`Holds::guards`] at index
+    /// `which`, so that the owner is notified only after the work was enqueued.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -240,8 +242,8 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
     }
 
     /// Performs the last checks of a call, after its buffers were acquired. Fails if the buffers
-    /// overlap. Also fails if a borrowed slice has made the stream join the capture of another
-    /// stream.
+    /// overlap. Also fails if the wait for a borrowed slice has made the stream join the capture of
+    /// another stream.
     #[inline(always)]
     pub(crate) fn finish(&mut self, send: Option<Operand>, recv: Option<Operand>) -> Checked<()> {
         if let (Some(send), Some(recv)) = (send, recv) {
@@ -265,10 +267,9 @@ fn misuse(call: Call, kind: MisuseKind) -> Box<NcclError> {
     Box::new(NcclError::misuse(call.name(), kind))
 }
 
-/// Returns the address of a buffer of a captured call. Also adds a handle of the buffer's owner to
-/// `holds`, so that the graph keeps the buffer's memory allocated. `kept` contains the address and
-/// this handle. Fails if `kept` is `None`: the buffer is then a borrowed slice, which the graph
-/// cannot keep alive.
+/// Returns the address in `kept`, which is the address of a buffer of a captured call. Moves the
+/// buffer's owner from `kept` to `holds`, so that the graph keeps the memory allocated. Fails if
+/// `kept` is `None`: the buffer is then a borrowed slice, which a graph cannot keep alive.
 #[cold]
 fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked<u64> {
     let Some((address, keep)) = kept else {
@@ -280,8 +281,9 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
 }
 
 /// Performs the last checks of a call whose stream is being captured, or whose buffers have guards
-/// (borrowed slices). For a borrowed slice, the stream waits for the slice's last use. Fails if
-/// this wait has made the stream join the capture of another stream.
+/// (borrowed slices). Without guards, marks the call as captured. With a guard, fails if the stream
+/// has joined the capture of another stream. This happens if the last use of the slice is part of
+/// that capture, because the stream waits for this use.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {

@@ -63,15 +63,16 @@ impl Communicator {
         self.run_prepared(call, stream, config, &mut |builder| prepare.take().expect("`prepare` is called at most once")(builder))
     }
 
-    /// Checks one call, issues the call, and increases the number of issued calls. `prepare` checks
-    /// the arguments and records the operations. `prepare` is called at most once.
+    /// Checks one call and issues the call. Also increases the number of issued calls. `prepare`
+    /// checks the arguments and records the operations. `prepare` is called at most once.
     ///
-    /// All checks precede the acquisition of the communicator's lock, as in groups. In the common
+    /// As in a group, all checks precede the acquisition of the communicator's lock. In the common
     /// case no other thread holds the lock, and no stream is being captured. One atomic operation
-    /// then acquires the lock and marks this thread as inside NCCL. Rare cases are separate
-    /// functions to keep this function small. NCCL's own code evicts this function from the
-    /// processor's caches. So most of the cost of this function is the time to fetch its
-    /// instructions.
+    /// then acquires the lock and marks this thread as possibly blocked in NCCL.
+    ///
+    /// NCCL's own code evicts the instructions of this function from the processor's caches. Most
+    /// of the cost of this function is the time to fetch these instructions. Rare cases are
+    /// therefore separate functions, which keep this function small.
     fn run_prepared<'a>(
         &self,
         call: Call,

@@ -2,8 +2,8 @@
 //! recorded in a group.
 //!
 //! `of_call.rs` has the configuration. Invariant: each call passes its own copy of the
-//! configuration to NCCL. The copy lives until the call has ended, or until the group of the call
-//! has ended.
+//! configuration to NCCL. The copy lives until the call has ended. If the call is in a group, the
+//! copy lives until the group has ended.
 
 use std::sync::Arc;
 

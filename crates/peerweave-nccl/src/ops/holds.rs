@@ -39,8 +39,9 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.is_empty() && self.owner.is_none()
     }
 
-    /// Returns whether this value contains no guard, no owner and no allocated list. The caller may
-    /// then forget the value instead of dropping the value.
+    /// Returns whether dropping this value would have no effect, because the value contains no
+    /// guard, no owner and no allocated list. The caller may then forget the value, which saves a
+    /// function call.
     #[inline]
     pub(crate) fn is_free_of_drops(&self) -> bool {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()

@@ -113,7 +113,7 @@ impl<'a> Request<'a> {
         if inner.is_capturing(self.stream)? == self.is_captured() {
             return Ok(());
         }
-        let why = "a capture of the stream began or ended after the call was recorded; record and launch the whole group within the capture or outside of the capture";
+        let why = "a stream capture began or ended between the checks and the launch of the call; keep the whole call or group either inside or outside the capture";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 
@@ -130,7 +130,7 @@ impl<'a> Request<'a> {
         // The work may run in the stream instead of a graph. This crate cannot observe when that
         // work is complete, so its resources are leaked.
         std::mem::forget(holds.keeps.clone());
-        let why = "another thread ended the capture of the stream during the call; the memory of the call is leaked";
+        let why = "another thread ended the stream capture during the call, so the resources of the call are leaked; end a capture only after all captured calls have returned";
         Err(NcclError::misuse(self.call.name(), MisuseKind::Context { why }))
     }
 

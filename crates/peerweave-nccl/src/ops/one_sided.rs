@@ -65,9 +65,9 @@ impl Communicator {
     /// [`WindowKind::SYMMETRIC`](crate::WindowKind::SYMMETRIC).
     ///
     /// In a captured graph, a put waits until the peer has waited for the signal of the previous
-    /// put. So the peer must wait for the signal of each put separately. If the peer waits for the
-    /// signals of two puts in one [`wait_signal`](Self::wait_signal), this wait and the second put
-    /// wait for each other forever.
+    /// put. So the peer must wait for the signal of each put in a separate
+    /// [`wait_signal`](Self::wait_signal). One wait for the signals of two puts never ends, because
+    /// the second put waits for this wait.
     ///
     /// # Errors
     /// As for [`all_reduce`](Self::all_reduce). [`NcclError::Unsupported`] before NCCL 2.29.2.
@@ -203,7 +203,10 @@ fn put_signal<'a, T: Element>(
     if offset >= own.max(1) {
         // For peers on the same machine, NCCL also compares the offset with the length of this
         // rank's window.
-        let (found, expected) = (i64::try_from(offset).unwrap_or(i64::MAX), "less than the length of this rank's own window");
+        let (found, expected) = (
+            i64::try_from(offset).unwrap_or(i64::MAX),
+            "less than the length of this rank's own window, because NCCL may check the offset in both windows",
+        );
         return Err(NcclError::misuse(builder.call.name(), MisuseKind::Value { what: "the offset", found, expected }).into());
     }
     let (index, context) = numbers(builder, signal)?;

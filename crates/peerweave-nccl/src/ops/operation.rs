@@ -1,5 +1,5 @@
-//! Operations of NCCL, and functions that issue these operations. A call of this crate is one call
-//! of NCCL, or several calls in one group.
+//! Operations of NCCL, and functions that issue these operations. Each call of this crate becomes
+//! one call of NCCL, or several calls of NCCL in one group.
 //!
 //! This module neither checks arguments nor waits.
 

@@ -35,8 +35,8 @@ impl Nccl {
     pub const REDUCTIONS: [ReduceOp; 5] = [ReduceOp::Sum, ReduceOp::Prod, ReduceOp::Min, ReduceOp::Max, ReduceOp::Avg];
 }
 
-/// Returns NCCL's number for a predefined reduction, or `None` for a reduction that NCCL lacks or
-/// that requires a [`PreMulSum`].
+/// Returns NCCL's number for a predefined reduction. Returns `None` for [`ReduceOp::PreMulSum`],
+/// and for the bitwise reductions, which NCCL lacks.
 #[inline]
 const fn predefined(op: ReduceOp) -> Option<ncclRedOp_t> {
     Some(match op {
@@ -55,8 +55,8 @@ mod sealed {
     /// Converts a reduction to the number by which NCCL identifies the reduction in a call.
     pub trait Resolve<T> {
         /// Returns NCCL's number for the reduction, or `None` if NCCL lacks the reduction. For a
-        /// [`PreMulSum`](super::PreMulSum), also returns the reduction that NCCL has created. The
-        /// number is valid as long as this reduction exists.
+        /// [`PreMulSum`](super::PreMulSum), also returns the value that owns NCCL's reduction. The
+        /// number is valid as long as this value exists.
         fn resolve(&self) -> (Option<crate::sys::ncclRedOp_t>, Option<&Arc<super::Made>>);
     }
 }
@@ -208,8 +208,8 @@ impl<T> fmt::Debug for PreMulSum<T> {
 }
 
 impl Made {
-    /// Fails if the reduction was created for a different communicator. If the factor of the
-    /// reduction is in device memory, records that work on the stream reads this memory.
+    /// Fails if the reduction was created for a different communicator. If the reduction's scalar
+    /// is in device memory, records that work on the stream reads the scalar.
     pub(crate) fn check(&self, call: &'static str, inner: &Arc<Inner>, stream: &Arc<CudaStream>) -> Result<(), NcclError> {
         if !Arc::ptr_eq(&self.communicator, inner) {
             let (found, expected) = (Arc::clone(&self.communicator.name), Arc::clone(&inner.name));

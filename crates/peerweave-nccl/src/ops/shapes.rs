@@ -18,8 +18,8 @@ use crate::sys::ncclDataType_t;
 const NO_BUFFER: u64 = 0;
 
 impl<'a> CallBuilder<'_, 'a> {
-    /// Records one operation on a send buffer and a receive buffer. `None` means that NCCL needs no
-    /// buffer.
+    /// Records one operation. `send` or `recv` is `None` if NCCL accesses no such buffer on this
+    /// rank.
     ///
     /// If only the root has a send buffer, the other ranks pass the address of their receive buffer
     /// as both addresses. NCCL does not read from the send address on those ranks. However, NCCL
@@ -363,8 +363,8 @@ impl<'a> CallBuilder<'_, 'a> {
         .into()
     }
 
-    /// Checks and acquires the send buffer of a call in which only the root sends. Returns `None`
-    /// on the other ranks.
+    /// Acquires the send buffer of the root, in a call in which only the root sends. Fails if the
+    /// buffer is missing or does not have `expected` elements. Returns `None` on the other ranks.
     #[inline]
     fn sent_by_root<T: Element>(
         &mut self,
@@ -383,8 +383,9 @@ impl<'a> CallBuilder<'_, 'a> {
         }
     }
 
-    /// Checks and acquires the receive buffer of a call in which only the root receives. Returns
-    /// `None` on the other ranks.
+    /// Acquires the receive buffer of the root, in a call in which only the root receives. Fails if
+    /// the buffer is missing or does not have `expected` elements. Returns `None` on the other
+    /// ranks.
     fn of_root<T: Element>(
         &mut self,
         root: Rank,

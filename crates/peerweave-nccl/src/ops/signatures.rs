@@ -171,9 +171,9 @@ macro_rules! collectives {
             /// As for [`all_reduce`](Self::all_reduce).
             ReduceScatterInPlace reduce_scatter_in_place(buffer: &'a mut impl DeviceBufferMut<T>, op: impl Reduction<T>);
 
-            /// Gathers on the root in place. The root's buffer has one part for each rank,
-            /// including the root. The other ranks pass buffers that are as long as one part. These
-            /// buffers are only read.
+            /// Gathers on the root in place. The root's buffer has one part for each rank. The
+            /// root's own part must already be in this buffer, and is unchanged. The other ranks
+            /// pass buffers that are as long as one part. These buffers are only read.
             ///
             /// Shape: the root's `buffer` has `n` elements for each rank. The part of rank `i`
             /// starts at element `i * n`. The buffers of the other ranks have `n` elements.

@@ -280,8 +280,8 @@ impl CommunicatorBuilder {
 /// rendezvous detects the lost PE.
 const NOTICED: Duration = Duration::from_millis(500);
 
-/// Waits for a report of lost PEs from the rendezvous. If a report arrives within about
-/// [`NOTICED`], returns an error that names the lost PEs. Otherwise returns `error`.
+/// Returns an error that names the lost PEs if the rendezvous reports lost PEs within about
+/// [`NOTICED`]. Otherwise returns `error`.
 fn who_is_gone(call: &'static str, rendezvous: &Rendezvous, error: NcclError) -> NcclError {
     let mut lost = None;
     let _ = wait_until(Instant::now() + NOTICED, || {

@@ -110,8 +110,8 @@ pub(crate) fn init(call: &'static str, joining: JoinRequest<'_>) -> Result<Vec<C
     })
 }
 
-/// Returns `config`, and whether its communicators are blocking. If `config` does not set
-/// [`Config::blocking`], this function switches the option on.
+/// Switches [`Config::blocking`] on if `config` does not set this option. Returns the resulting
+/// configuration, and whether its communicators are blocking.
 pub(crate) fn with_mode(config: Config) -> (Config, bool) {
     match config.blocking_set() {
         None => (config.blocking(Switch::On), true),
@@ -133,8 +133,8 @@ pub(crate) fn adopt_all(
     made.into_iter().collect()
 }
 
-/// Memory in which NCCL stores a handle. A thread of NCCL may store the handle later, so the memory
-/// is freed only after NCCL has finished.
+/// Memory in which NCCL stores the handle of a new communicator. A thread of NCCL may store the
+/// handle after [`make`] has returned an error, so the slot is leaked after an error.
 type Slot = ManuallyDrop<Box<AtomicPtr<ncclComm>>>;
 
 /// Creates handles like [`make`], for communicators that are not created from other communicators.
@@ -175,9 +175,9 @@ pub(crate) fn make_first(
     }
 }
 
-/// The handles that a separate thread has created for a caller of [`make_first`]. The caller takes
-/// the handles out of this value. If it does not, for example because its deadline has passed,
-/// dropping the value aborts the handles.
+/// The handles that a separate thread creates for a caller of [`make_first`]. The caller takes the
+/// handles out of this value. If the caller has given up, for example because its deadline has
+/// passed, dropping this value aborts the handles.
 struct Unclaimed {
     nccl: Nccl,
     contexts: Vec<Arc<CudaContext>>,
@@ -199,8 +199,9 @@ impl Drop for Unclaimed {
 /// Makes NCCL create one handle for each context, and waits until the handles are ready. Several
 /// handles are created in one group of NCCL.
 ///
-/// This thread holds the locks of `parents`, because NCCL also uses the parents. The result has
-/// `None` for a context if NCCL created no handle and reported no error.
+/// `parents` contains the communicators that are split, shrunk or grown. This thread holds their
+/// locks, because NCCL also uses the parents. The result has `None` for a context if NCCL returned
+/// success without a handle. This is the case for a rank that joins no new communicator in a split.
 pub(crate) fn make(
     call: &'static str,
     nccl: Nccl,
@@ -297,9 +298,9 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
     Timeout { call, sequence: None, waited: began.elapsed(), communicator, missing: Vec::new(), reports: Vec::new() }.into()
 }
 
-/// Maximum time to wait for NCCL after an attempt to create communicators from parents has failed.
-/// The wait ends when NCCL has finished its work on the parents, or has stored the handles of the
-/// new communicators.
+/// Maximum time to wait for NCCL after a split, shrink or grow has failed or timed out. The wait
+/// ends when NCCL has finished its work on the parents, or has stored the handles of the new
+/// communicators.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
 /// Returns the handle in a slot, or `None` if NCCL has not stored a handle yet.

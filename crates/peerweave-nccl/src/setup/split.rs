@@ -240,10 +240,10 @@ pub(crate) fn nothing_made(call: &'static str) -> NcclError {
     NcclError::misuse(call, MisuseKind::Context { why: "NCCL created no communicator for this rank, but returned success" })
 }
 
-/// Creates one child communicator for each parent. `start` calls NCCL for one parent. `identity`
-/// returns the identity of one child. Its first argument is the index of the parent. Its second
-/// argument is a hash of the parent's identity, the name of the call, and a number that differs
-/// among the children of this parent.
+/// Creates one child communicator for each parent. `start` calls NCCL for the parent with a given
+/// index. `identity` computes the identity of one child. Its first argument is the index of the
+/// parent. Its second argument is a hash of three values: the parent's identity, the name of the
+/// call, and a number that differs among the children of this parent.
 fn children(
     call: &'static str,
     counted: Call,
@@ -265,7 +265,8 @@ fn children(
     if let Some(config) = config {
         let mode = if blocking { Switch::On } else { Switch::Off };
         if config.blocking_set().is_some_and(|asked| asked != mode) {
-            let why = "the value differs from the mode of the parent communicator, expected both blocking or both non-blocking";
+            let why =
+                "the value differs from the mode of the parent communicator; leave the value unset to use the mode of the parent";
             return Err(NcclError::misuse(call, MisuseKind::Combination { what: "Config::blocking", why }));
         }
         raw = Some(config.clone().blocking(mode).to_raw(call, nccl)?);

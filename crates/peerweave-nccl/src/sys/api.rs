@@ -301,17 +301,18 @@ peerweave_dylib::bindings! {
         ) -> ncclResult_t;
         /// Returns the number of slots that an all-to-all of short messages needs.
         "2.28.3" fn ncclLLA2ACalcSlots(maxElts: c_int, maxEltSize: c_int) -> c_int;
-        /// Stores in `outReq` the resources for an all-to-all of short messages.
+        /// Writes to `outReq` a description of the resources that an all-to-all of short messages
+        /// needs.
         "2.28.3" fn ncclLLA2ACreateRequirement(
             nBlocks: c_int, nSlots: c_int, outHandle: *mut ncclLLA2AHandle_t, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Stores in `outReq` the resources for network outboxes (send buffers). NCCL's headers for
-        /// Linux do not declare this function.
+        /// Writes to `outReq` a description of the resources that network outboxes (send buffers)
+        /// need. NCCL's headers for Linux do not declare this function.
         "2.29.7" fn ncclGinOutboxCreateRequirement(
             nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void, outReq: *mut ncclDevResourceRequirements_t,
         ) -> ncclResult_t;
-        /// Stores in `outReq` the resources for network inboxes (receive buffers) of an all-to-all.
-        /// NCCL's headers for Linux do not declare this function.
+        /// Writes to `outReq` a description of the resources that network inboxes (receive buffers)
+        /// of an all-to-all need. NCCL's headers for Linux do not declare this function.
         "2.29.7" fn ncclGinInboxA2ACreateRequirement(
             peers: ncclTeam_t, nBlocks: c_int, sizeLog2: c_int, outHandle: *mut c_void,
             outReq: *mut ncclDevResourceRequirements_t,

@@ -30,7 +30,7 @@ pub const NCCL_WIN_GIN_ONLY: c_int = 4;
 pub const NCCL_WIN_CFT_COUNTED: c_int = 8;
 /// Required alignment of a window's address, in bytes.
 pub const NCCL_WIN_REQUIRED_ALIGNMENT: usize = 4096;
-/// CTA policy: NCCL selects the number of CTAs.
+/// CTA policy: NCCL selects the number of CTAs for the highest performance.
 pub const NCCL_CTA_POLICY_DEFAULT: c_int = 0;
 /// CTA policy: NCCL uses fewer CTAs if the loss of performance is small.
 pub const NCCL_CTA_POLICY_EFFICIENCY: c_int = 1;
@@ -41,7 +41,7 @@ pub const NCCL_CTA_POLICY_ZERO: c_int = 2;
 pub const NCCL_SHRINK_DEFAULT: c_int = 0;
 /// Flag of `ncclCommShrink`: NCCL first ends running work.
 pub const NCCL_SHRINK_ABORT: c_int = 1;
-/// Flag for a revocation. NCCL has no other mode of revocation.
+/// The only value of the argument `revokeFlags` of `ncclCommRevoke`.
 pub const NCCL_REVOKE_DEFAULT: c_int = 0;
 /// Flag for a suspension that releases memory.
 pub const NCCL_SUSPEND_MEM: c_int = 1;

@@ -224,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn older_versions_have_smaller_properties_structs() {
+    fn properties_struct_is_larger_in_later_versions() {
         let of = |minor, patch| layout_of("ncclCommProperties_t", Version::new(2, minor, patch)).map(|layout| layout.len_bytes);
         assert_eq!(of(28, 9), None);
         assert_eq!(of(29, 2), Some(40));

@@ -68,11 +68,11 @@ pub struct ncclTeam_t {
     pub stride: c_int,
 }
 
-/// Multicast address of a team.
+/// Multicast address of a team. NCCL stores the address when NCCL creates a device communicator.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclMultimemHandle_t {
-    /// Device address that only kernels may use.
+    /// Device address that only kernels may use. Null if the hardware has no multicast.
     pub mcBasePtr: *mut core::ffi::c_void,
 }
 

@@ -189,9 +189,10 @@ numbers! {
         /// The GPU itself passes the transfers of kernels to the network adapter, without a proxy
         /// thread (GDAKI).
         NCCL_GIN_TYPE_GDAKI = 3;
-        /// NCCL's GPI transport.
+        /// NCCL's GPU-Push Interface (GPI), which requires a Spectrum-X network.
         NCCL_GIN_TYPE_GPI = 4;
-        /// Amazon's Elastic Fabric Adapter (EFA).
+        /// GPUDirect Async (GDA) with Amazon's Elastic Fabric Adapter (EFA). Requires Amazon's
+        /// plug-in for NCCL (aws-ofi-nccl).
         NCCL_GIN_TYPE_EFA_GDA = 5;
     }
 }
@@ -263,11 +264,11 @@ pub struct ncclConfigExtKey {
 #[repr(C)]
 #[derive(Clone, Copy)]
 pub union ncclConfigExtValue {
-    /// An integer.
+    /// Integer value of the option.
     pub i: c_int,
-    /// A string that ends in a zero byte.
+    /// String value of the option, which ends in a zero byte.
     pub s: *const c_char,
-    /// A pointer of any type.
+    /// Pointer whose meaning the vendor of the option defines.
     pub raw: *mut c_void,
 }
 
@@ -345,6 +346,7 @@ pub struct ncclWaitSignalDesc_t {
     pub peer: c_int,
     /// Index of the signal.
     pub sigIdx: c_int,
-    /// Index of the signal's context.
+    /// Index of the signal's context for one-sided operations. The field `numRmaCtx` of
+    /// [`ncclConfig_t`] is the number of contexts.
     pub ctx: c_int,
 }

@@ -331,7 +331,7 @@ mod tests {
     }
 
     #[test]
-    fn array_elements_accept_reductions_of_the_inner_type() {
+    fn accepted_reductions_depend_on_the_element_type() {
         assert!(<[f32; 2]>::accepts(ReduceOp::Prod) && !<[f32; 2]>::accepts(ReduceOp::PreMulSum));
         assert!(!<[f32; 2]>::accepts(ReduceOp::Xor) && <[u16; 2]>::accepts(ReduceOp::Xor));
         assert!(u128::accepts(ReduceOp::Or) && !u128::accepts(ReduceOp::Sum));

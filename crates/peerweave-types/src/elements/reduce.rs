@@ -37,8 +37,8 @@ impl ReduceOp {
     pub const ALL: [Self; 9] =
         [Self::Sum, Self::Prod, Self::Min, Self::Max, Self::Avg, Self::PreMulSum, Self::And, Self::Or, Self::Xor];
 
-    /// Returns the name of the reduction in nccl-tests. Bitwise reductions, which nccl-tests lacks,
-    /// have similar names.
+    /// Returns a short name of the reduction, such as `sum`. The names are those of nccl-tests,
+    /// except the names of the bitwise reductions, which nccl-tests lacks.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sum => "sum",

@@ -110,12 +110,14 @@ pub struct TeamEntry {
     pub size: u32,
     /// Address of an array of `u32` with the PE number of each member, in rank order.
     pub members: u64,
-    /// Offset of the team's signal lines in every member's heap.
+    /// Offset of the team's signal lines in every member's heap. The members synchronise through
+    /// these lines.
     pub sync: SymOffset,
-    /// Address of the epochs: for each slot, a `u64` count of its completed synchronisations.
+    /// Address of an array with one `u64` for each synchronisation slot: the number of
+    /// synchronisations that the slot has completed (the epoch).
     pub epochs: u64,
-    /// Number of synchronisation slots: the maximum number of blocks of a kernel that can
-    /// synchronise with other PEs.
+    /// Number of synchronisation slots. Block `s` of a kernel uses slot `s`, so only blocks with an
+    /// index less than this number can synchronise with the team.
     pub slots: u32,
     /// NVSHMEM's handle for the team, or [`Self::NO_HANDLE`] if NVSHMEM does not know the team.
     pub nvshmem_team: i32,
@@ -131,8 +133,8 @@ impl TeamEntry {
     /// The value of [`Self::nvshmem_team`] if NVSHMEM does not know the team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the total size, in bytes, of a team's signal lines in the heap of one member. The
-    /// team has `size` ranks and `slots` slots.
+    /// Returns the size, in bytes, of the memory by which a team synchronises, in the heap of one
+    /// member: a signal line for each rank and slot. The team has `size` ranks and `slots` slots.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
@@ -241,10 +243,11 @@ numbered! {
         NoSuchPeer = 4, "no such PE or team";
         /// An offset lies outside the symmetric heap.
         OutOfRange = 5, "offset is outside the symmetric heap";
-        /// The team has too few synchronisation slots: this block has no slot.
-        NoSlot = 6, "team has no synchronization slot for this block";
+        /// The index of the block is not less than the team's number of synchronisation slots, so
+        /// the block cannot synchronise with the team.
+        NoSlot = 6, "the launch has more blocks than the team has synchronisation slots";
         /// A different version of the library wrote the context.
-        Version = 7, "context was written by a different library version";
+        Version = 7, "the kernel context has the layout of a different peerweave version";
         /// A call that requires equal lengths, such as `put_checked`, got different lengths.
         LengthMismatch = 8, "lengths differ";
         /// The kernel called `Context::exit` with a code.
@@ -299,7 +302,8 @@ numbered! {
         Reduce = 21, "reduce";
         /// The operation `reducescatter`.
         ReduceScatter = 22, "reducescatter";
-        /// The bulk copy of a kernel, which moves data through the shared memory of a thread block.
+        /// A bulk copy: a copy by the GPU's copy unit (TMA) through the shared memory of a thread
+        /// block.
         BulkCopy = 23, "bulk copy";
         /// A load or a store, through a view, in the symmetric memory of the kernel's own PE.
         Local = 24, "access to local memory";
@@ -351,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn signal_lines_of_a_team_do_not_overlap() {
+    fn team_has_a_separate_signal_line_for_each_block_and_rank() {
         let team = TeamEntry { size: 3, slots: 2, sync: SymOffset(4096), ..TeamEntry::default() };
         let mut next = 4096;
         for slot in 0..2 {

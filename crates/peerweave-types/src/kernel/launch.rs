@@ -224,8 +224,8 @@ pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
     /// Number of arguments.
     const COUNT: usize;
 
-    /// For each argument, in order, calls `with(address, size, alignment)`. The size and the
-    /// alignment are in bytes. The addresses are valid while `self` is borrowed.
+    /// Calls `with(address, size, alignment)` for each argument, in order. The address points to
+    /// the argument inside `self`. The size and the alignment are in bytes.
     fn each(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
     /// Passes each memory view and each team in the arguments to the visitor, in order.

@@ -109,11 +109,11 @@ impl SymmetricHeap {
     }
 }
 
-/// Converts a timeout of a transfer to the error for a broken path from PE `from` to PE `to`. Other
-/// errors stay as they are.
+/// If `waited` is a timeout, returns [`VmmError::BrokenPeer`] instead, which names the PEs `from`
+/// and `to`. `direction` is `read` or `written`, and describes the data that did not arrive.
 fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str) -> Result<T, VmmError> {
     waited.map_err(|error| match error {
-        VmmError::Timeout { .. } => broken(from, to, format!("the data that was {direction} did not arrive by the deadline")),
+        VmmError::Timeout { .. } => broken(from, to, format!("data was not {direction} by the deadline")),
         error => error,
     })
 }
@@ -165,7 +165,7 @@ mod tests {
     fn peer_check_error_for_missing_data_names_both_pes() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
-        let text = "peer access from PE 1 to PE 3 is broken: the data that was written did not arrive by the deadline";
+        let text = "peer access from PE 1 to PE 3 is broken: data was not written by the deadline";
         assert_eq!(error.to_string(), text);
         let other = broken_path::<()>(Err(broken(Pe::new(0), Pe::new(2), "lost".into())), Pe::new(1), Pe::new(3), "written");
         assert!(other.expect_err("the data was lost").to_string().contains("from PE 0 to PE 2"));

@@ -40,10 +40,10 @@ pub enum HeapTransport {
 }
 
 impl HeapTransport {
-    /// Returns the handle types with which memory is created for this transport. `file_descriptor`
-    /// says whether file descriptors are supported. If they are, memory has this handle type under
-    /// every transport except legacy IPC. Multicast needs the handle type: a multicast object that
-    /// is exported as a file descriptor accepts only such memory.
+    /// Returns the handle types by which memory of this transport can be exported. If
+    /// `file_descriptor` is true, they include file descriptors for every transport except legacy
+    /// IPC. Multicast needs this: an object that is exported as a file descriptor accepts only such
+    /// memory.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
@@ -72,7 +72,8 @@ pub(crate) struct Made {
     /// removes the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data that this PE sends to the other PEs, so that they can open this memory.
+    /// The data that this PE sends to the other PEs, and with which they open its memory of the
+    /// chunk.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -100,8 +101,8 @@ enum Part {
     Mapped(Mapping),
     /// Memory of this PE, exported by legacy IPC.
     Mine(IpcMemory),
-    /// Memory of another PE. Both PEs are threads of this process, so this PE uses the address of
-    /// the memory directly. Only PEs of other processes open the memory by legacy IPC.
+    /// Memory of another PE that is a thread of this process. This PE uses the address of the
+    /// memory directly, without legacy IPC.
     Found {
         _memory: Arc<IpcMemory>,
     },
@@ -236,7 +237,7 @@ impl Layout {
 
     fn map(&self, pe: Pe, place: usize, start: u64, memory: &PhysicalMemory, bytes: usize) -> Result<Mapping, VmmError> {
         let reservation = self.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "a heap with segments at equal strides",
+            feature: "a heap with a constant address stride between PEs",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -311,15 +312,15 @@ impl Made {
 }
 
 impl Chunk {
-    /// Records that streams may use the chunk from now on.
+    /// Marks the chunk as available to callers, so that any of the heap's streams may use it.
     pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self
     }
 
-    /// Drops the memory of other PEs. Memory that was opened by legacy IPC is closed later. The
-    /// returned list has one element for each such memory. Once the memory has been closed, the
-    /// element contains the result.
+    /// Ends this PE's access to the memory of the other PEs. Memory that was opened by legacy IPC
+    /// is closed later, on another thread. Returns an element for each such memory, which contains
+    /// the result once the memory has been closed.
     pub(crate) fn close_peers(&mut self) -> Vec<Arc<Closing>> {
         let (mine, others): (Vec<Part>, Vec<Part>) = self.parts.drain(..).partition(|part| matches!(part, Part::Mine(_)));
         self.parts = mine;
@@ -364,7 +365,8 @@ impl Drop for Chunk {
 }
 
 impl Part {
-    /// Records that no stream has used the memory.
+    /// Marks the memory as used by no stream. The memory is then unmapped, closed or freed without
+    /// a wait for streams.
     fn unused(&self) {
         match self {
             Self::Mapped(mapping) => mapping.unused(),
@@ -376,8 +378,9 @@ impl Part {
     }
 }
 
-/// Checks that fabric handles work on a device, by allocating and exporting memory of the minimum
-/// granularity. The inner error is the reason why fabric handles do not work.
+/// Tests whether fabric handles work on a device, by allocating memory of the minimum length and
+/// exporting it. The inner error is the reason why they do not work. The outer error means that the
+/// test itself failed.
 pub(crate) fn fabric_works(context: &Arc<CudaContext>, file_descriptor: bool) -> Result<Result<(), String>, VmmError> {
     let exportable = HeapTransport::Fabric.exportable(file_descriptor);
     if !raw::has(context.ordinal(), raw::Attribute::Fabric)? {

@@ -56,9 +56,8 @@ pub(crate) struct HeapInner {
     /// State of the collective calls. A collective call keeps the lock until it returns.
     state: Mutex<State>,
     ledger: Mutex<BTreeMap<u64, Leak>>,
-    /// This value exists until the heap is released. Other code has a weak reference to this value,
-    /// to check whether the heap has been released. The field is declared last, so it is dropped
-    /// after all other fields, including the rendezvous.
+    /// A token that shows whether the heap still exists. Other code has a weak reference to it. The
+    /// field is declared last, so it is dropped after all other fields, including the rendezvous.
     pub(super) alive: Arc<()>,
 }
 
@@ -170,8 +169,9 @@ impl Around {
         blobs.first().and_then(|blob| Reader(blob).number()).unwrap_or(0)
     }
 
-    /// Returns the gap between chunks in bytes, which is the same on all machines. If the PEs of
-    /// any machine use legacy IPC, the gap is `granularity`. Otherwise the gap is 0.
+    /// Returns the number of unused bytes after each chunk of a segment: `granularity` if any
+    /// machine uses legacy IPC, and 0 otherwise. All machines use the same number, so that all PEs
+    /// have the same offsets.
     fn gap(all: &[Self], sharing: Sharing, granularity: u64) -> u64 {
         let machines: BTreeSet<u64> = all.iter().map(|pe| pe.machine).collect();
         let any_ipc = machines.into_iter().any(|machine| {
@@ -326,7 +326,7 @@ impl HeapInner {
             tracing::debug!(
                 offset,
                 bytes = leak.bytes,
-                "symmetric memory was dropped without free: it stays allocated until the heap is released"
+                "symmetric memory was not freed before its last handle was dropped: it stays allocated until the heap is released"
             );
         }
     }
@@ -415,7 +415,7 @@ impl HeapInner {
                 // no PE opens it again.
                 Ok(_) => unsafe { made.recall() },
                 Err(error) => {
-                    tracing::warn!(%error, "memory of a chunk whose creation failed is leaked, because other PEs may have it open")
+                    tracing::warn!(%error, "heap memory that not all PEs could map is leaked, because other PEs may have it open")
                 }
             }
         }
@@ -424,7 +424,8 @@ impl HeapInner {
     }
 
     /// Waits until the addresses of a dropped chunk are free in the segments of all PEs of this
-    /// machine. The next chunk can then be mapped to these addresses.
+    /// machine. The next chunk can then be mapped to them. If they are not free by the deadline,
+    /// only logs a warning.
     fn wait_for_room(&self, start: u64, len: usize) {
         let Layout { reservation, stride, members, .. } = &self.layout;
         let Some(reservation) = reservation else { return };
@@ -434,7 +435,7 @@ impl HeapInner {
             if !reservation.wait_for_room(start..start.saturating_add(len), until) {
                 tracing::warn!(
                     place,
-                    "the addresses of a chunk that could not be created are still mapped: the next chunk cannot be mapped there"
+                    "addresses are still mapped after a failed heap growth: the heap cannot map new memory to these addresses"
                 );
             }
         }
@@ -506,15 +507,15 @@ impl HeapInner {
     }
 }
 
-/// Returns the label of an exchange. The label contains the number of the heap, the number of
-/// completed calls, and `what`.
+/// Returns the label of an exchange of a heap. `id` is the heap's random number, `calls` is the
+/// number of its successful collective calls, and `what` names the exchange within a call.
 pub(super) fn label(id: u64, calls: u64, what: &str) -> String {
     format!("peerweave-vmm/{id:016x}/{calls}/{what}")
 }
 
-/// Waits until this process has closed the memory of other PEs. Fails if closing fails, or if
-/// closing is not complete at `until`. After an error, the PEs that own this memory must not free
-/// the memory.
+/// Waits until this process has closed all memory of other PEs that it opened by legacy IPC.
+/// Returns an error if a close fails, or is not complete at `until`. After an error, the owners
+/// must not free the memory.
 pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: Instant) -> Result<(), VmmError> {
     let start = Instant::now();
     if !wait_until(until, || Ok::<_, VmmError>(closings.iter().all(|closing| closing.get().is_some())))? {
@@ -524,8 +525,8 @@ pub(super) fn wait_for_closings(call: &str, closings: &[Arc<Closing>], until: In
     closings.iter().filter_map(|closing| closing.get().cloned()).collect()
 }
 
-/// Checks that an allocation has the same offset on all PEs. The check also passes if no PE found
-/// room for the allocation.
+/// Checks that all PEs found the same offset for an allocation. `found` has the encoded offset of
+/// each PE, or no bytes if the PE found no room. The check also passes if no PE found room.
 pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagreement> {
     let text = |blob: &[u8]| match blob.try_into() {
         Ok(at) => format!("offset {}", u64::from_le_bytes(at)),
@@ -542,8 +543,8 @@ pub(super) fn same_offsets(call: &str, found: &[Vec<u8>]) -> Result<(), Disagree
     }
 }
 
-/// Notifies the other PEs that this PE failed with `error`. Returns `error`, or the error of the
-/// exchange if the notification failed.
+/// Reports `error`, the failure of this PE, to the other PEs, so that they do not wait for this PE.
+/// Returns `error`, or the error of the exchange if the exchange itself fails.
 pub(super) fn tell(rendezvous: &Rendezvous, label: &str, call: &str, error: VmmError) -> VmmError {
     match agree(rendezvous, label, call, Err(error.clone())) {
         Err(disagreement) => disagreement.into(),
@@ -584,7 +585,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_chunks_have_equal_address_gaps_on_all_machines() {
+    fn heap_has_address_gaps_on_all_machines_if_one_needs_them() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
@@ -595,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn error_for_different_offsets_names_two_pes() {
+    fn differing_allocation_offsets_are_an_error_that_names_two_pes() {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());

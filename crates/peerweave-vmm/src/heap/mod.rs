@@ -206,7 +206,12 @@ impl fmt::Display for LeakReport {
             return f.write_str("all memory was freed");
         }
         let dropped = self.leaks.iter().filter(|leak| leak.dropped).count();
-        write!(f, "{} allocations were dropped without free, {} still have handles:", dropped, self.leaks.len() - dropped)?;
+        write!(
+            f,
+            "{} allocations were not freed before their last handle was dropped, {} still have handles:",
+            dropped,
+            self.leaks.len() - dropped
+        )?;
         for leak in &self.leaks {
             write!(f, "\n  offset {}: {} bytes of {}", leak.offset, leak.bytes, leak.element)?;
         }
@@ -311,9 +316,9 @@ impl SymmetricHeap {
         Ok(SymmetricMemory::new(Arc::new(block), len))
     }
 
-    /// Exchanges the offset of an allocation with the other PEs. Fails unless all PEs report the
-    /// same offset. After a failure, the allocator gets back the range that this PE has taken for
-    /// the allocation, at the offset `taken`.
+    /// Exchanges `outcome`, which contains this PE's offset of an allocation, with the other PEs.
+    /// Returns an error unless all PEs have the same offset. After an error, the range at offset
+    /// `taken` is free again in this PE's allocator.
     fn agree_on_offset(
         &self,
         state: &mut State,
@@ -349,9 +354,9 @@ impl SymmetricHeap {
     /// Frees memory on every PE. Before that, waits until this PE's streams have completed all work
     /// that uses the memory, and all work that uses multicast addresses of the heap.
     ///
-    /// After an error the memory stays allocated, as if all handles to the memory had been dropped
-    /// without a call of `free`. Freeing fails if another library used the memory on a per-thread
-    /// stream, because no other thread can wait for such a stream.
+    /// After an error the memory stays allocated, as if `memory` had been dropped without a call of
+    /// `free`. Freeing fails if another library used the memory on a per-thread stream, because no
+    /// other thread can wait for such a stream.
     ///
     /// # Collective
     /// All PEs of the job call this function, each with a handle to the same allocation. The PE
@@ -439,14 +444,14 @@ impl SymmetricHeap {
         Ok(at)
     }
 
-    /// Ends the heap after this PE's streams have completed all work that uses the heap's memory.
-    /// Returns a report that lists the memory that was not freed.
+    /// Ends the heap. Waits until this PE's streams have completed all work that uses the heap's
+    /// memory. Returns a report that lists the allocations that were not freed.
     ///
     /// The heap's memory is released when the last handle to the memory is dropped.
     ///
     /// # Collective
-    /// All PEs of the job call this function. A PE may still have handles to the heap's memory, and
-    /// these handles may differ among the PEs.
+    /// All PEs of the job call this function. Each PE may still have handles to the heap's memory,
+    /// and the PEs may have handles to different allocations.
     ///
     /// # Errors
     /// [`VmmError::Timeout`] if a stream does not complete its work, or if PEs do not arrive by the
@@ -476,8 +481,8 @@ impl SymmetricHeap {
         Ok(LeakReport { leaks })
     }
 
-    /// Closes the memory of other PEs, which this process opened by legacy IPC. A PE may free its
-    /// own memory only after all other PEs have closed this memory.
+    /// Closes the memory of other PEs that this process opened by legacy IPC. Then waits until all
+    /// PEs have done the same, because a PE may free its own memory only after that.
     fn close_peers(&self, state: &mut State) -> Result<(), VmmError> {
         const CALL: &str = "SymmetricHeap::finalize";
         let mut chunks = std::mem::take(&mut *self.inner.chunks.write().unwrap_or_else(PoisonError::into_inner));
@@ -491,9 +496,9 @@ impl SymmetricHeap {
         Ok(())
     }
 
-    /// Returns a closure that checks whether the heap has been released. The heap is released once
-    /// the heap and all handles to its memory have been dropped, and the streams that used the
-    /// memory have completed. From then on, the heap no longer keeps the rendezvous alive.
+    /// Returns a closure that returns `true` once this heap and all handles to its memory have been
+    /// dropped. From then on, the heap no longer keeps the rendezvous alive. The memory may be
+    /// unmapped later, when the streams that used it have completed.
     pub fn gone(&self) -> impl Fn() -> bool + Send + Sync + use<> {
         let alive = Arc::downgrade(&self.inner.alive);
         move || alive.strong_count() == 0
@@ -519,7 +524,7 @@ impl SymmetricHeap {
     pub fn geometry(&self) -> Result<HeapGeometry, VmmError> {
         let layout = &self.inner.layout;
         let base = layout.reservation.as_ref().map(Reservation::base).ok_or_else(|| VmmError::Unsupported {
-            feature: "a heap with segments at equal strides",
+            feature: "a heap with a constant address stride between PEs",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;
@@ -541,9 +546,9 @@ impl SymmetricHeap {
         self.inner.layout.transport
     }
 
-    /// Returns the reason why memory is not shared by the requested transport. The reason names the
-    /// PE that does not support the transport, and contains the driver's error. Returns `None` if
-    /// the requested transport is used. All PEs of a machine return the same value.
+    /// Returns the reason why [`Sharing::PreferFabric`] was requested but fabric handles are not
+    /// used. The reason names the first PE of the machine that cannot use them, and contains that
+    /// PE's error. Returns `None` in all other cases. All PEs of a machine return the same value.
     pub fn fallback_reason(&self) -> Option<&str> {
         self.inner.fallback_reason.as_deref()
     }
@@ -559,8 +564,8 @@ impl SymmetricHeap {
         self.inner.with_chunks(|chunks| chunks.iter().filter_map(|chunk| Some((chunk.start, chunk.own.clone()?))).collect())
     }
 
-    /// Locks the heap, and runs `body`, which implements a collective call of another module. If
-    /// the PEs may have reached different outcomes, the heap refuses every later call.
+    /// Runs `body`, the implementation of a collective call in another module, with the heap
+    /// locked. If the PEs may have reached different outcomes, the heap refuses every later call.
     pub(crate) fn collectively<R>(
         &self,
         call: &'static str,

@@ -93,8 +93,8 @@ impl SymmetricHeap {
     }
 }
 
-/// The steps of `SymmetricHeap::multicast`. After each step, each PE tells the other PEs whether
-/// the step has succeeded on this PE.
+/// The data of one call of `SymmetricHeap::multicast`. The call has several steps, and the PEs
+/// exchange their outcomes after each step.
 struct Rounds<'a> {
     heap: &'a SymmetricHeap,
     inner: &'a Arc<HeapInner>,
@@ -152,8 +152,8 @@ impl HeapMulticast {
     /// the multicast address. A store to the multicast address writes `memory` on all PEs.
     ///
     /// The result is valid while this value and a handle to the memory live. Before you enqueue
-    /// work that uses the result, record the stream in two places: call `read` or `write` of the
-    /// memory, and `access` of each of the [`mappings`](Self::mappings).
+    /// work that uses the result, record the stream in two places. Call `read` or `write` on
+    /// `memory`, and [`MulticastMapping::access`] on each of the [`mappings`](Self::mappings).
     ///
     /// # Errors
     /// The errors of [`address_of`](Self::address_of). [`Misuse::OtherHeap`] if the memory belongs
@@ -213,7 +213,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn heap_range_with_a_gap_has_no_multicast_address() {
+    fn heap_range_with_unmapped_bytes_has_no_multicast_address() {
         let chunks = [(0, 10), (10, 5), (20, 10)];
         for (start, end) in [(0, 10), (3, 15), (14, 15), (20, 30), (29, 30), (7, 7), (30, 30)] {
             assert!(covers(&chunks, start, end), "{start}..{end}");

@@ -50,7 +50,8 @@ impl Block {
         &self.streams
     }
 
-    /// Records that the allocator has the range again. Dropping the block then reports no leak.
+    /// Marks the range as freed, so that dropping the block reports no leak. The allocator already
+    /// owns the range again.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }
@@ -162,7 +163,7 @@ impl<T: Element> SymmetricMemory<T> {
     pub fn view(&self) -> Result<SymmetricView, VmmError> {
         let layout = &self.block.heap.layout;
         let reservation = layout.reservation.as_ref().ok_or_else(|| VmmError::Unsupported {
-            feature: "a heap with segments at equal strides",
+            feature: "a heap with a constant address stride between PEs",
             needs: "virtual memory management".into(),
             found: "legacy IPC".into(),
         })?;

@@ -1,7 +1,7 @@
 //! Access rights of devices to a mapping.
 //!
-//! Invariant: the address of a mapping is returned for a device only after the device has rights to
-//! the mapping.
+//! Invariant: a function that takes a device returns a mapping's address only if that device has
+//! rights to the mapping.
 
 /// The access rights that a device has to a mapping.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

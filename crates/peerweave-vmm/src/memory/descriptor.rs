@@ -1,4 +1,5 @@
-//! File descriptors and their exchange on Linux. On other systems every function returns an error.
+//! File descriptors of exported memory, and their exchange among PEs. Only Linux supports the
+//! exchange; on other systems, the exchange returns [`VmmError::Unsupported`].
 //!
 //! Invariant: only this module has code that depends on the operating system.
 
@@ -28,7 +29,7 @@ fn nowhere() -> VmmError {
 /// program that inherited the descriptor would keep the memory allocated.
 ///
 /// # Errors
-/// [`VmmError::Unsupported`] for a negative number.
+/// [`VmmError::Unsupported`] if `number` is negative, or if the operating system is not Unix.
 pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     #[cfg(unix)]
     if number >= 0 {
@@ -43,9 +44,9 @@ pub(crate) fn own(number: i32) -> Result<Descriptor, VmmError> {
     Err(VmmError::Unsupported { feature: "memory that can be exported as a file descriptor", needs, found })
 }
 
-/// Checks that this process can open `count` more descriptors. Callers make this check before an
-/// exchange. Without free descriptors, connections would fail during the exchange, and the other
-/// PEs would seem to be missing.
+/// Checks that this process can open `count` more descriptors, by making `count` duplicates of
+/// `fd`. Callers make this check before an exchange of descriptors, because they can then still
+/// report an error to the other PEs.
 pub(crate) fn check_room(fd: &Descriptor, count: usize) -> Result<(), VmmError> {
     #[cfg(unix)]
     {

@@ -62,8 +62,8 @@ pub(crate) struct Inner {
     context: Arc<CudaContext>,
     rights: Mutex<BTreeMap<usize, Rights>>,
     streams: Arc<Streams>,
-    /// Whether no stream has used this mapping. `streams` cannot answer this, because `streams` may
-    /// contain streams that used only other memory.
+    /// Whether the mapping is known not to be used by any stream. `streams` cannot show this,
+    /// because other memory may share that list.
     is_unused: AtomicBool,
 }
 
@@ -145,7 +145,7 @@ impl Mapping {
         raw::done("cuMemGetAccess", code)?;
         Rights::from_flags(flags).ok_or_else(|| VmmError::Unsupported {
             feature: "the combination of access rights that the driver reports",
-            needs: "no access, read access, or read and write access".into(),
+            needs: "the flags PROT_NONE, PROT_READ or PROT_READWRITE".into(),
             found: format!("flags {flags}"),
         })
     }
@@ -207,9 +207,8 @@ impl Mapping {
         keep_of(&self.inner)
     }
 
-    /// Records that no stream has used this mapping, so that its memory can be unmapped without a
-    /// wait for streams. The list `streams` can still contain streams, because all memory of a heap
-    /// shares this list. These streams have used only other memory of the heap.
+    /// Marks the mapping as used by no stream, so that the memory is unmapped without a wait for
+    /// streams. The list `streams` cannot show this, because all memory of a heap shares the list.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -219,10 +218,9 @@ impl Mapping {
     }
 }
 
-/// Returns a handle that keeps the mapping alive: a new `Arc` that contains a clone of `inner`.
-/// [`Mapping::allow`] counts the clones of `inner`. When the new `Arc` is dropped, its clone is no
-/// longer counted. No `Weak` of the new `Arc` can be upgraded after that, so `allow` misses no
-/// handle.
+/// Returns an owner that keeps the mapping alive: an `Arc` around a clone of `inner`. The clone
+/// itself is not returned, because a `Weak` of it could be upgraded at any time. [`Mapping::allow`]
+/// counts the clones of `inner` to find out whether other handles exist.
 fn keep_of(inner: &Arc<Inner>) -> Keep {
     Arc::new(Arc::clone(inner))
 }

@@ -179,7 +179,7 @@ impl PhysicalMemory {
             Err(error) if exportable.fabric && error.is_code(FABRIC_REFUSED) && !is_fabric_available(context, &granularity) => {
                 Err(VmmError::Unsupported {
                     feature: "memory that can be exported as a fabric handle",
-                    needs: "NVIDIA's IMEX service, and the permission of this user to use the service".into(),
+                    needs: "a running NVIDIA IMEX service that this user has permission to use".into(),
                     found: error.to_string(),
                 })
             }

@@ -29,8 +29,9 @@ pub(crate) fn wait_for(stream: &Arc<CudaStream>, call: &str, start: Instant, dea
     }
 }
 
-/// Returns a function that converts errors of `peerweave-driver`. A timeout becomes
-/// [`VmmError::Timeout`] with the device of `stream`. Other errors stay as they are.
+/// Returns a function that converts the error of a wait for `stream`. A timeout becomes
+/// [`VmmError::Timeout`], which names the device of `stream`. Any other error becomes
+/// [`VmmError::Driver`].
 pub(crate) fn timed_out(stream: &CudaStream) -> impl FnOnce(DriverError) -> VmmError {
     move |error| match error {
         DriverError::Timeout { call, waited } => busy(call, stream, waited),

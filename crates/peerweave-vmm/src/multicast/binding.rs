@@ -156,9 +156,10 @@ impl Team {
         Ok(Binding::new(place, keep, context))
     }
 
-    /// Unbinds memory that was bound through the driver's handle ([`as_raw`](Self::as_raw)).
     /// Unbinds the memory of `device` from the `bytes` bytes of the object that start at `offset`.
-    /// To unbind a [`Binding`], call [`Binding::unbind`] or drop the binding.
+    /// This function is only for memory that the caller bound by a driver call, with the handle
+    /// that [`as_raw`](Self::as_raw) returns. To unbind a [`Binding`], call [`Binding::unbind`] or
+    /// drop the binding.
     ///
     /// This function works even if multicast is disabled.
     ///

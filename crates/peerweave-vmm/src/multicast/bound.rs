@@ -94,8 +94,8 @@ impl Team {
         Ok(self.agree_on_bound(rendezvous, label, bindings)?)
     }
 
-    /// Implements [`bound_with`](Self::bound_with). The variant of the error says whether the other
-    /// PEs know of the error.
+    /// Implements [`bound_with`](Self::bound_with). Returns [`Disagreement::Known`] if every PE
+    /// knows that the call failed, and [`Disagreement::Unknown`] otherwise.
     pub(crate) fn agree_on_bound(
         self,
         rendezvous: &Rendezvous,

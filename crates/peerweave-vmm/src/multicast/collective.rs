@@ -49,8 +49,8 @@ pub fn collective(
     Ok(create_together(rendezvous, context, members, label, bytes)?)
 }
 
-/// Implements [`collective`]. The variant of the error says whether the other PEs know of the
-/// error.
+/// Implements [`collective`]. Returns [`Disagreement::Known`] if every PE knows that the call
+/// failed, and [`Disagreement::Unknown`] otherwise.
 pub(crate) fn create_together(
     rendezvous: &Rendezvous,
     context: &Arc<CudaContext>,
@@ -132,7 +132,8 @@ fn begin(me: Pe, context: &Arc<CudaContext>, members: &[Pe], properties: Multica
     Ok(Some((building, Some(fd))))
 }
 
-/// Encodes the data that a PE sends to the other PEs: its list of members, and the text `words`.
+/// Encodes the data that a PE sends to the other PEs: its list of members, and the text `words`,
+/// which describes its device or its multicast object.
 pub(super) fn statement(members: &[Pe], words: &str) -> Vec<u8> {
     let mut statement = (members.len() as u32).to_le_bytes().to_vec();
     statement.extend(members.iter().flat_map(|pe| pe.get().to_le_bytes()));
@@ -151,8 +152,9 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks the lists of members that the PEs have passed. Each PE of a list must have passed the
-/// same list. For every two PEs of a list, calls `check` with the texts that these PEs sent.
+/// Checks that each PE passed the same list of members as every PE in its list. Calls `check` for
+/// every two PEs with the same list, with the text that each of them sent. Each element of
+/// `statements` is a value of [`statement`].
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],
@@ -173,7 +175,7 @@ fn check_members(
                 theirs => {
                     let has = |members: &Vec<Pe>| format!("members {members:?}");
                     let other_has =
-                        theirs.map_or("no members, because the job does not have this PE".to_owned(), |(theirs, _)| has(theirs));
+                        theirs.map_or("no members, because the job has no such PE".to_owned(), |(theirs, _)| has(theirs));
                     let (call, one_has, other) = (call.to_owned(), has(members), *other);
                     return Err(Misuse::Diverged { call, one, one_has, other, other_has }.into());
                 }
@@ -192,8 +194,9 @@ fn check_devices(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     })
 }
 
-/// Checks that the PEs of each list of members have the same multicast object. PEs of different
-/// lists may have different objects.
+/// Checks that the PEs of each list of members sent the same description of their multicast object:
+/// its id and properties. PEs with different lists may have different objects. Also checks the
+/// lists, like [`check_members`].
 pub(super) fn check_objects(call: &str, statements: &[Vec<u8>]) -> Result<(), VmmError> {
     check_members(call, statements, |(one, object), (other, theirs)| match object == theirs {
         true => Ok(()),
@@ -226,13 +229,13 @@ mod tests {
             "collective: the PEs disagree: PE 0 has members [Pe(0), Pe(1)], PE 1 has members [Pe(0), Pe(1), Pe(2)]"
         );
         assert!(message_of(&[statement(&[0, 1], "a"), statement(&[1], "b")]).contains("PE 1"));
-        assert!(message_of(&[statement(&[0, 7], "a")]).contains("the job does not have this PE"));
+        assert!(message_of(&[statement(&[0, 7], "a")]).contains("the job has no such PE"));
         assert!(message_of(&[vec![9, 0, 0, 0, 1]]).contains("sent invalid data"));
         assert!(message_of(&[vec![0; 3]]).contains("sent invalid data"));
     }
 
     #[test]
-    fn error_names_two_pes_that_have_the_same_device() {
+    fn multicast_error_names_two_pes_that_share_a_device() {
         let pes = [statement(&[0, 1, 2], "a"), statement(&[0, 1, 2], "b"), statement(&[0, 1, 2], "b")];
         assert_eq!(
             message_of(&pes),

@@ -178,7 +178,8 @@ impl MulticastProperties {
         MulticastDescription { devices, bytes, handles: u64::from(exportable.bits()), flags }
     }
 
-    /// Checks the properties, including the length. Returns the driver's granularity.
+    /// Checks the number of devices, the flags and the length, which must be a positive multiple of
+    /// the minimum granularity. Returns the granularity that the driver reports.
     fn check(&self, call: &'static str) -> Result<MulticastGranularity, VmmError> {
         if self.devices == 0 {
             return Err(wrong_value(call, "devices", 0, "at least 1 device"));

@@ -33,8 +33,8 @@ pub(super) struct Object {
     id: MulticastId,
     granularity: MulticastGranularity,
     context: Arc<CudaContext>,
-    /// The ranges to which memory is bound. A key contains a device and the start of a range. The
-    /// value is the end of that range. The starts and the ends are in bytes.
+    /// The ranges to which memory is bound. Maps the device and the start of each range to the end
+    /// of the range, in bytes from the start of the object.
     bound: Mutex<BTreeMap<(usize, usize), usize>>,
 }
 
@@ -66,9 +66,9 @@ impl MulticastId {
 pub enum SharedMulticast {
     /// A file descriptor, which a process on this machine can import.
     FileDescriptor {
-        /// The descriptor. Pass the descriptor to
-        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor), or send it
-        /// through a Unix socket of the application.
+        /// The descriptor of the object. To send it to the other PEs, pass it to
+        /// [`share_descriptor`](peerweave_bootstrap::Rendezvous::share_descriptor), or use a Unix
+        /// socket of the application.
         fd: Descriptor,
         /// Properties with which the object was created.
         properties: MulticastProperties,
@@ -136,8 +136,8 @@ impl Building {
     /// The errors of [`create`](Self::create).
     ///
     /// # Safety
-    /// `shared` must have been exported as a multicast object, with the properties and the id that
-    /// `shared` contains.
+    /// The descriptor or handle in `shared` must be that of a multicast object. The object must
+    /// have been created with the properties and the id in `shared`.
     pub unsafe fn import(context: &Arc<CudaContext>, shared: SharedMulticast) -> Result<Self, VmmError> {
         multicast_switch()?;
         check_device(context.ordinal())?;
@@ -229,8 +229,8 @@ impl Building {
     }
 
     /// Returns the driver's handle to the object, for driver calls that this crate does not make.
-    /// The handle is valid while this value lives, or while a value that was created from this
-    /// value lives. The caller must follow the driver's rules.
+    /// The handle is valid while this value lives, or a [`Team`] or other value that was created
+    /// from it. The caller must follow the driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }

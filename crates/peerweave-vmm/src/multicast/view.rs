@@ -104,7 +104,7 @@ mod tests {
     }
 
     #[test]
-    fn view_returns_addresses_only_of_elements_in_range() {
+    fn multicast_view_refuses_indices_and_slices_out_of_bounds() {
         let view = MulticastView::<u32>::new(4096, 10);
         assert_eq!((view.address_of(9), view.address_of(10), view.address_of(usize::MAX)), (Some(4096 + 36), None, None));
         let part = view.slice(4..6).expect("the range is within the view");

@@ -37,7 +37,8 @@ pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
 
 static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
 
-/// A published value and its key in the registry. Dropping the entry removes the key.
+/// Registration of a published value: keeps the value alive, and has the key under which [`find`]
+/// returns the value. Dropping the entry removes the key.
 pub(crate) struct Entry {
     pub(crate) key: u64,
     _value: Shared,

@@ -48,14 +48,15 @@ struct Inner {
     /// Whether another process may have the memory open.
     lent: AtomicBool,
     streams: Arc<Streams>,
-    /// Whether no stream has used this memory. `streams` cannot answer this, because `streams` may
-    /// contain streams that used only other memory.
+    /// Whether no stream has used this memory, so that freeing it waits for no stream. `streams`
+    /// does not show this, because it may contain streams that used only other memory of the same
+    /// heap.
     is_unused: AtomicBool,
 }
 
 impl IpcMemory {
-    /// Unit in which the driver allocates memory, in bytes. If the length of an allocation is a
-    /// multiple of this unit, the units of the allocation contain no other data.
+    /// Granularity of the driver's allocations, in bytes. The length of an [`IpcMemory`] is a
+    /// multiple of the granularity. So exporting the memory exposes no other allocation.
     pub const STEP_BYTES: usize = 2 << 20;
 
     /// Allocates `bytes` bytes of memory on the device of `context`.
@@ -101,12 +102,12 @@ impl IpcMemory {
     }
 
     /// Declares that no other process has the memory open or will open the memory. After this call,
-    /// the memory is freed and not leaked when the last handle is dropped.
+    /// dropping the last handle frees the memory instead of leaking it.
     ///
     /// # Safety
-    /// Every process that opened the memory must have closed the memory before this call. This
-    /// process cannot check that, so the other processes must report the closing to the caller. No
-    /// process may open the memory later.
+    /// Every process that opened the memory must have closed it before this call, and no process
+    /// may open it later. The driver does not report this, so every other process must notify the
+    /// caller after it has closed the memory.
     ///
     /// A process closes the memory when it has dropped all handles to the [`IpcPeerMemory`], and
     /// the streams that used the memory have completed their work. In that process,
@@ -143,9 +144,9 @@ impl IpcMemory {
         &self.inner.context
     }
 
-    /// Records that no stream has used this memory. The memory can then be freed without a wait for
-    /// the streams in `streams`. All memory of a heap shares `streams`, so these streams have used
-    /// only other memory of the same heap.
+    /// Records that no stream has used this memory. Dropping the last handle then frees the memory
+    /// without waiting for any stream. Otherwise the drop waits for all streams in `streams`. The
+    /// memory of a heap shares one `streams`, so a stream in it may have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -213,8 +214,9 @@ impl IpcPeerMemory {
         unsafe { Self::open_for(context, handle, bytes, Arc::default()) }
     }
 
-    /// Opens memory like [`open`](Self::open). The memory is closed only after the work of
-    /// `streams` has completed.
+    /// Opens memory like [`open`](Self::open), but records the streams that use the memory in
+    /// `streams`, which other memory can share. The memory is closed only after all streams in
+    /// `streams` have completed their work, unless [`unused`](Self::unused) is called.
     ///
     /// # Safety
     /// The requirements of [`open`](Self::open).
@@ -264,15 +266,16 @@ impl IpcPeerMemory {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Returns the cell that will contain the result of closing the memory. Closing begins when the
-    /// last handle is dropped.
+    /// Returns the cell that is set to the result of `cuIpcCloseMemHandle`. This call is made after
+    /// the last handle has been dropped and the streams that used the memory have completed their
+    /// work.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
-    /// Records that no stream has used this memory. The memory can then be closed without a wait
-    /// for the streams in `streams`. All memory of a heap shares `streams`, so these streams have
-    /// used only other memory of the same heap.
+    /// Records that no stream has used this memory. Dropping the last handle then closes the memory
+    /// without waiting for any stream. Otherwise the close waits for all streams in `streams`. The
+    /// memory of a heap shares one `streams`, so a stream in it may have used only other memory.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

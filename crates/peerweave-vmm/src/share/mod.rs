@@ -100,8 +100,9 @@ impl PhysicalMemory {
     }
 }
 
-/// Checks that an export is possible: the memory or the multicast object must have been created
-/// with the handle type of the export.
+/// Returns an error unless `possible` is true. `possible` states whether the memory or the
+/// multicast object was created with the handle type that `call` exports. `exportable` contains all
+/// handle types with which it was created, for the error message.
 pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),
@@ -109,7 +110,7 @@ pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possi
             call,
             "exportable",
             format!("{exportable:?}"),
-            "a value with the handle type of this export; request the handle type when you create the memory or the multicast object",
+            "the handle type that this call exports; request this type when you create the memory or the multicast object",
         )),
     }
 }

@@ -51,7 +51,7 @@ fn soon(what: &str, is: impl Fn() -> bool) {
 
 /// Checks that the cached result of the driver is invalidated by every change.
 #[test]
-fn capture_status_query_returns_the_current_status() {
+fn cached_capture_status_is_updated_after_every_change() {
     Fakes::new().cuda().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

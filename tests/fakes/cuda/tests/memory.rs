@@ -126,7 +126,7 @@ fn copy_beyond_an_allocation_is_refused() {
 }
 
 #[test]
-fn address_queries_return_the_device_and_the_range() {
+fn pointer_queries_return_the_device_and_allocation_bounds() {
     fakes().run(|| {
         let _first = CudaContext::new(0).unwrap();
         let context = CudaContext::new(3).unwrap();

@@ -324,7 +324,7 @@ fn two_dimensional_copy_uses_both_pitches() {
 }
 
 #[test]
-fn failed_context_runs_callbacks_but_no_host_functions() {
+fn failed_context_runs_stream_callbacks_but_no_host_functions() {
     /// # Safety
     /// `data` is a live `AtomicU32`.
     unsafe extern "C" fn keep(_stream: sys::CUstream, status: sys::CUresult, data: *mut core::ffi::c_void) {

@@ -136,7 +136,7 @@ fn descriptor_shares_memory_with_other_processes() {
 }
 
 #[test]
-fn foreign_descriptor_and_unshareable_memory_are_refused() {
+fn import_of_other_files_and_export_of_private_memory_fail() {
     fakes().run(|| {
         let _context = CudaContext::new(0).unwrap();
         let file = std::fs::File::open("/dev/null").unwrap();

@@ -45,7 +45,7 @@ fn every_collective_has_the_expected_result() {
 }
 
 #[test]
-fn in_place_forms_and_ncclbcast_have_the_expected_result() {
+fn in_place_collectives_have_the_expected_result() {
     fakes().run(|| {
         ranks(2, |rank, comm, stream| {
             let sum = buffer(&[rank as f32 + 1.0; 3]);
@@ -160,7 +160,7 @@ fn captured_collective_runs_at_each_graph_launch() {
 }
 
 #[test]
-fn invalid_arguments_return_the_codes_of_nccl() {
+fn calls_with_invalid_arguments_return_nccl_invalid_argument() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let data = buffer(&[1_i32]);

@@ -86,7 +86,7 @@ fn slow_operation_delays_the_stream() {
 }
 
 #[test]
-fn communicator_is_busy_while_a_slow_function_runs() {
+fn communicator_counts_as_busy_until_a_slow_call_returns() {
     fakes().env("PEERWEAVE_FAKE_NCCL_SLOW", "ncclCommMemStats=3000").run(|| {
         ranks(1, |_, comm, _| {
             let begin = Instant::now();
@@ -185,7 +185,7 @@ fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
 }
 
 #[test]
-fn newest_fake_nccl_has_all_functions_of_since_txt_except_two() {
+fn newest_fake_nccl_lacks_only_two_functions_from_since_txt() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -217,7 +217,7 @@ fn old_nccl_version_lacks_newer_functions() {
 /// the library read.
 fn taken(version: i32, header_version: u32, size: usize) -> String {
     let place = std::env::temp_dir().join(format!("peerweave-config-{}-{version}-{header_version}-{size}", std::process::id()));
-    let scenario = "nccl_config_is_read_in_the_layout_of_its_version";
+    let scenario = "config_fields_that_the_caller_or_library_lacks_are_unset";
     let output = fakes_of(version)
         .env("PEERWEAVE_FAKE_NCCL_LOG", place.as_os_str())
         .env("HEADER", header_version.to_string())
@@ -231,7 +231,7 @@ fn taken(version: i32, header_version: u32, size: usize) -> String {
 }
 
 #[test]
-fn nccl_config_is_read_in_the_layout_of_its_version() {
+fn config_fields_that_the_caller_or_library_lacks_are_unset() {
     if child().is_some() {
         let number = |name: &str| std::env::var(name).expect(name).parse::<u32>().expect(name);
         let mut config = Config::new();

@@ -126,7 +126,7 @@ fn split_without_a_color_returns_no_communicator() {
 }
 
 #[test]
-fn surviving_ranks_shrink_without_the_dead_rank() {
+fn survivors_can_shrink_the_communicator_after_a_rank_aborts() {
     fakes().run(|| {
         ranks(3, |rank, comm, stream| {
             if rank == 1 {
@@ -267,7 +267,7 @@ fn second_destroy_of_a_communicator_ends_the_process() {
 }
 
 #[test]
-fn destroy_of_a_communicator_in_a_graph_ends_the_process() {
+fn destroying_a_communicator_used_by_a_graph_ends_the_process() {
     if child().is_some() {
         ranks(1, |_, comm, stream| {
             let (data, mut graph) = (buffer(&[1]), 0);
@@ -278,5 +278,5 @@ fn destroy_of_a_communicator_in_a_graph_ends_the_process() {
         });
         return;
     }
-    ends_loudly("destroy_of_a_communicator_in_a_graph_ends_the_process", "captured graphs still hold");
+    ends_loudly("destroying_a_communicator_used_by_a_graph_ends_the_process", "captured graphs still hold");
 }

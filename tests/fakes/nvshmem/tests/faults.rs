@@ -356,7 +356,7 @@ fn fake_nvshmem_starts_from_pmi_variables_but_not_from_mpi_comm() {
 }
 
 #[test]
-fn fake_nvshmem_supports_modules_regions_and_queue_pairs() {
+fn module_region_and_queue_pair_calls_return_expected_codes() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");

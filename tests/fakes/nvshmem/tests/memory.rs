@@ -34,7 +34,7 @@ fn puts_and_gets_are_visible_after_a_barrier() {
 }
 
 #[test]
-fn transfers_by_iput_iget_p_g_and_put128_are_exact() {
+fn strided_scalar_and_128_bit_transfers_deliver_exact_values() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let other = 1 - me.rank as i32;
@@ -160,7 +160,7 @@ fn pending_transfers_complete_at_quiet() {
 }
 
 #[test]
-fn stream_wait_ends_when_the_words_satisfy_the_condition() {
+fn stream_wait_ends_when_symmetric_memory_meets_the_condition() {
     fakes().run_many(2, |me| {
         let stream = init(&me);
         let words = symmetric(&[0_i32; 4]);
@@ -274,7 +274,7 @@ fn nvshmem_can_start_again_after_finalize() {
 }
 
 #[test]
-fn atomics_have_an_effect_only_if_a_setting_enables_them() {
+fn fake_atomics_do_nothing_unless_an_env_variable_enables_them() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_ATOMICS", "1").run_many(2, |me| {
         init(&me);
         let word = symmetric(&[0_i64, 0]);

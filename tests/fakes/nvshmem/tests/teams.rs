@@ -100,7 +100,7 @@ fn teams_from_strided_and_2d_splits_contain_the_expected_pes() {
 }
 
 #[test]
-fn team_can_be_created_from_an_id_instead_of_a_parent() {
+fn team_can_be_created_from_a_unique_id_without_a_parent_team() {
     fakes().run_many(3, |me| {
         let rank = me.rank as i32;
         init(&me);
@@ -129,7 +129,7 @@ fn team_can_be_created_from_an_id_instead_of_a_parent() {
 }
 
 #[test]
-fn destroyed_team_frees_a_slot_for_a_new_team() {
+fn destroying_a_team_allows_a_new_team_at_the_team_limit() {
     fakes().env("NVSHMEM_MAX_TEAMS", "10").run_many(2, |me| {
         init(&me);
         let split = || {

@@ -12,9 +12,10 @@ use super::rows::Rows;
 /// Number of threads of a block: two full warps and a part of a third warp.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs and compares the values that the kernel wrote. `args` takes the memory
-/// for these values and returns the arguments of the kernel. A failure on one PE is an error on all
-/// PEs, so that all PEs free or keep the same memory.
+/// Runs a kernel on all PEs. The kernel itself compares values, and writes the number of wrong
+/// values and the first wrong value to the memory that `args` gets. `args` returns the arguments of
+/// the kernel. A failure on one PE is an error on all PEs, because freeing this memory is
+/// collective.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, args: impl FnOnce(SymSlice<u64>) -> A) -> Outcome {
     let result = gpu.alloc::<u64>(RESULT_WORDS)?;
     let args = args(result.slice());
@@ -25,10 +26,13 @@ fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, args: impl F
     let ran = loaded.and_then(|()| stream.launch_with(kernel, config, args)).and_then(|()| result.read(&stream));
     let outcome = ran.map_err(|error| error.to_string()).and_then(|found| match found[..4] {
         [0, ..] if found[RESULT_WORDS - 1] == FINISHED => Ok(()),
-        [0, ..] => Err("the kernel did not write its last word, so the kernel did not complete".to_owned()),
-        [count, line, value, expected] => {
-            Err(format!("{count} wrong values; the first, at source line {line}, is {value:#x}, expected {expected:#x}"))
-        }
+        [0, ..] => Err(format!(
+            "the kernel did not complete: the last word of its result is {:#x}, expected {FINISHED:#x}",
+            found[RESULT_WORDS - 1]
+        )),
+        [count, line, value, expected] => Err(format!(
+            "wrong values: {count}; the first, at source line {line} of the kernel, is {value:#x}, expected {expected:#x}"
+        )),
         _ => Err(format!("the result of the kernel has {} words, expected {RESULT_WORDS}", found.len())),
     });
     let text = outcome.as_ref().err().cloned().unwrap_or_default();

@@ -176,9 +176,7 @@ fn pe(arguments: &Arguments, job: &Job, device: usize) -> Result<(usize, usize),
     let (passed, failed) = table.print();
     if failed == 0 && arguments.kill.is_none() {
         gpu.end()?;
-        Arc::into_inner(rendezvous)
-            .ok_or("the rendezvous is still in use after Gpu::end, expected that only this check owns it")?
-            .leave()?;
+        Arc::into_inner(rendezvous).ok_or("the rendezvous still has other owners after Gpu::end, expected none")?.leave()?;
     }
     Ok((passed, failed))
 }

@@ -2,8 +2,8 @@
 //! reaches its deadline or is aborted, and the creation of a communicator that one rank never
 //! joins.
 //!
-//! One process drives all ranks. Every step has a deadline. Each step compares its error and its
-//! duration with the expected error and duration.
+//! One process drives all ranks. Every wait has a deadline. If a call must fail, its step checks
+//! the kind of the error, and the time after which the error was returned.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -36,8 +36,9 @@ struct Row {
     took: Duration,
 }
 
-/// Runs every step with blocking communicators (NCCL's default) and with non-blocking
-/// communicators. Then prints a table.
+/// Runs every step with blocking communicators (NCCL's default), then with non-blocking
+/// communicators. Omits the steps that need two devices if there is only one. Prints a table, and
+/// returns its number of rows, or the first error.
 pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, String> {
     let (mut rows, mut first_error): (Vec<Row>, Option<String>) = (Vec::new(), None);
     for blocking in [Switch::On, Switch::Off] {
@@ -57,10 +58,10 @@ pub(crate) fn all(nccl: Nccl, contexts: &[Arc<CudaContext>]) -> Result<usize, St
         if contexts.len() > 1 {
             step("a first collective that only one rank calls", unconnected);
             step("an expired wait aborts only one communicator", expires);
-            step("expiry with AbortAll aborts all communicators", expires_for_all);
-            step("the watchdog aborts stuck work", late_work);
-            step("the waiting thread aborts stuck work", left_alone);
-            step("another thread aborts stuck work", aborted_by_another);
+            step("a timeout with AbortAll aborts all communicators", expires_for_all);
+            step("the watchdog aborts a stuck collective", late_work);
+            step("the waiting thread aborts a stuck collective", left_alone);
+            step("another thread aborts a stuck collective", aborted_by_another);
         }
         step("a communicator after finalize", after_the_end);
     }

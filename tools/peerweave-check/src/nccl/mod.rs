@@ -265,8 +265,8 @@ fn child(arguments: &Arguments) -> Result<usize, String> {
     let context = peerweave_driver::context(rendezvous.pe().index()).map_err(|error| error.to_string())?;
     if let Some(which) = &arguments.newer {
         let checks = newer::in_process(nccl, &context, &rendezvous, which)?;
-        let rendezvous = Arc::into_inner(rendezvous)
-            .ok_or("the rendezvous is still in use after the checks, expected that only this rank owns it")?;
+        let rendezvous =
+            Arc::into_inner(rendezvous).ok_or("the rendezvous still has other owners after the checks, expected none")?;
         rendezvous.leave().map_err(|error| error.to_string())?;
         return Ok(checks);
     }
@@ -380,7 +380,12 @@ fn after_a_death(member: &Member, killed: usize, early: bool, named: bool) -> Re
     }
     comm.set_deadline(DEADLINE);
     let fewer = comm.shrink(&[Rank::new(killed as u32)], ShrinkMode::Abort)?;
-    println!("{} has become {} of a new communicator with {} ranks", comm.rank(), fewer.rank(), fewer.n_ranks());
+    println!(
+        "{} of the old communicator is {} of the new communicator, which has {} ranks",
+        comm.rank(),
+        fewer.rank(),
+        fewer.n_ranks()
+    );
     // The stuck all-reduce may still block the stream of the failed communicator.
     let stream = comm.context().new_stream().map_err(peerweave_driver::CudaError::of("cuStreamCreate"))?;
     sum_of_ranks(&[Member { comm: fewer.clone(), stream }])?;

@@ -221,7 +221,9 @@ fn watch(ranks: &[Member]) {
 impl Member {
     fn run(&self, which: &str) -> Result<usize, String> {
         if multicast_switch().is_ok() {
-            return Err("expected NCCL_NVLS_ENABLE=0, because this check must not create multicast objects".to_owned());
+            return Err(
+                "multicast objects are enabled, expected NCCL_NVLS_ENABLE=0, because this check must not create them".to_owned()
+            );
         }
         let names: Vec<_> = if is_all(which) { Vec::new() } else { which.split(',').collect() };
         let (mut checks, mut failed) = (0, Vec::new());
@@ -399,8 +401,8 @@ impl Part<'_> {
             .ok_or_else(|| Failed("this rank got no communicator, although all ranks are members".to_owned()))
     }
 
-    /// Creates a communicator of the first `ranks` ranks. Collective: every rank must call this
-    /// method.
+    /// Creates a communicator of the first `ranks` ranks, and returns `None` on the other ranks.
+    /// Collective: the other ranks must call this method too.
     fn communicator_of(&self, ranks: usize, config: &Config) -> Result<Option<Communicator>, Failed> {
         let mine = if self.rank() == 0 { self.nccl().unique_id()?.to_hex() } else { String::new() };
         let id = String::from_utf8_lossy(&self.exchange(mine.as_bytes())?[0]).parse()?;
@@ -421,8 +423,8 @@ impl Part<'_> {
         Ok(comm.wait(&self.stream, DEADLINE)?)
     }
 
-    /// Checks that a communicator works. Runs a short all-reduce, and an all-reduce that is long
-    /// enough for all channels.
+    /// Checks an all-reduce of 3 elements, and an all-reduce of 2^20 elements, which is long enough
+    /// to use all channels of NCCL. `what` describes the communicator for failure messages.
     fn computes(&self, comm: &Communicator, what: &str) -> Outcome {
         let n = comm.n_ranks();
         for len in [3, 1 << 20] {

@@ -103,7 +103,7 @@ fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failur
     let found = words.to_vec(&stream)?;
     checks.same("wait_until_each", &found, |index| values[index]);
     let short = context.wait_until_each(&words.slice(0..3)?, Compare::Eq, &expected, &stream);
-    checks.refused("a wait with fewer values than words", short, |kind| {
+    checks.refused("a wait with more values than words", short, |kind| {
         matches!(kind, peerweave_nvshmem::MisuseKind::Length { .. })
     });
     checks.world.barrier_blocking()?;

@@ -50,7 +50,7 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let context =
         Context::current().ok_or("NVSHMEM has ended although finalize was refused, expected NVSHMEM to keep running")?;
     let mut checks = Checks::new(&context, rendezvous)?;
-    checks.check("finalize with a live buffer", right, || format!("{refused:?}"));
+    checks.check("finalize while one PE holds a buffer", right, || format!("{refused:?}"));
     drop(kept);
     context.world().barrier_blocking()?;
     count += checks.finish()?;
@@ -59,7 +59,10 @@ pub(crate) fn run(job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<usize, Fail
     let bytes: Vec<usize> = report.leaked.iter().map(|leak| leak.bytes).collect();
     let in_order = report.leaked.windows(2).all(|pair| pair[0].allocation < pair[1].allocation);
     if bytes != LEFT || !in_order || report.other_handles != 0 {
-        return Err(format!("finalize reported {report:?}, expected leaked allocations with {LEFT:?} bytes in this order").into());
+        return Err(format!(
+            "finalize reported {report:?}, expected leaks of {LEFT:?} bytes in the order of allocation, and no other handles"
+        )
+        .into());
     }
 
     // Handles of the first context are dead, and do not refer to the second context.
@@ -126,7 +129,9 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     let error = if checks.pe() == 0 { context.free(apart).err() } else { context.free(orphan.clone()).err() };
     if checks.n() > 1 {
         let told = matches!(&error, Some(NvshmemError::Disagree(_) | NvshmemError::Misuse(_)));
-        checks.check("PEs that free different allocations", told, || format!("{error:?}"));
+        checks.check("PEs that free different allocations", told, || {
+            format!("free returned the error {error:?}, expected Disagree or Misuse")
+        });
     } else {
         checks.check("freeing", error.is_none(), || format!("{error:?}"));
         drop(context.alloc::<u8>(64)?);
@@ -134,14 +139,15 @@ fn dropped_in_different_orders(checks: &mut Checks<'_>) -> Result<peerweave_nvsh
     // The dropped objects do not affect later allocations.
     let fresh = context.alloc_zeroed::<u64>(1000)?;
     let found = fresh.to_vec(&stream)?;
-    checks.same("an allocation after objects were dropped", &found, |_| 0);
+    checks.same("memory allocated after drops is zero", &found, |_| 0);
     context.free(fresh)?;
     checks.check("allocations kept until finalize", context.info().allocations == LEFT.len(), || format!("{:?}", context.info()));
     Ok(orphan)
 }
 
-/// Checks `finalize` while the context has a second handle: `finalize` must report that handle and
-/// keep NVSHMEM running. Also checks that a second start with other settings is refused.
+/// Checks `finalize` of a second handle of the context: `finalize` must report that one other
+/// handle exists, and must keep NVSHMEM running. Also checks that a second start with other
+/// settings is refused.
 fn counted(
     checks: &mut Checks<'_>,
     rendezvous: &Arc<Rendezvous>,
@@ -149,10 +155,16 @@ fn counted(
 ) -> Result<(), Failure> {
     let context = checks.context;
     let again = start()?;
-    checks.check("a second handle of a context", again.pe() == context.pe(), || format!("{again:?}"));
+    checks.check("a second handle of a context", again.pe() == context.pe(), || {
+        format!("the second handle is {again:?}, expected a handle of {}", context.pe())
+    });
     let report = again.finalize()?;
-    checks.check("a second handle of a context", report.other_handles == 1, || format!("{report:?}"));
-    checks.check("a second handle of a context", context.status()? == Status::Initialized, || format!("{:?}", context.status()));
+    checks.check("a second handle of a context", report.other_handles == 1, || {
+        format!("finalize of the second handle reported {report:?}, expected one other handle")
+    });
+    checks.check("a second handle of a context", context.status()? == Status::Initialized, || {
+        format!("the status after finalize of the second handle is {:?}, expected Initialized", context.status())
+    });
     let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
     checks.refused("a second start with other settings", other, |kind| {
         matches!(kind, MisuseKind::AlreadyInitialized { what: "the settings", .. })

@@ -138,7 +138,8 @@ fn parent(asked: &Arguments) -> Result<usize, Failure> {
     if failed.is_empty() { Ok(checks) } else { Err(failed.join(", ").into()) }
 }
 
-/// Returns the number of checks in the last line of a PE.
+/// Returns the number of checks that the last line of a PE contains, as in `PE 0: OK 12 checks`.
+/// Returns `None` for any other line.
 fn checks_of(line: &str) -> Option<usize> {
     line.split_once(OK).and_then(|(_, rest)| rest.strip_suffix(" checks")?.parse().ok())
 }
@@ -223,8 +224,9 @@ fn everything(only: Option<&str>, job: &Job, rendezvous: &Arc<Rendezvous>) -> Re
     Ok(count)
 }
 
-/// Hides NVSHMEM's library or its plug-ins from this PE if `fault` is `no-library` or `no-plugins`.
-/// Returns the path that replaces the path of the library.
+/// Makes this PE find no NVSHMEM library (`no-library`), or a copy of the library without its
+/// plug-ins (`no-plugins`). For this, sets `PEERWEAVE_NVSHMEM_PATH` and returns its new value. Does
+/// nothing and returns `None` for other faults.
 fn spoil(fault: &str, job: &Job) -> Result<Option<PathBuf>, Failure> {
     let place = match fault {
         "no-library" => std::env::temp_dir().join("there-is-no-nvshmem-here"),
@@ -262,7 +264,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
         "missing" | "shared-gpu" | "no-library" | "no-plugins" => {
             let error = Context::from_rendezvous(rendezvous, &device, settings())
                 .err()
-                .ok_or("NVSHMEM started, expected an error because of the fault")?;
+                .ok_or_else(|| format!("NVSHMEM started despite the fault {fault}, expected an error"))?;
             println!("{}: {error}", job.pe);
             let named = error.to_string().contains(&format!("PE {}", job.n_pes - 1));
             let right = match (fault, &error) {
@@ -275,7 +277,7 @@ fn faulty(fault: &str, job: &Job, rendezvous: &Arc<Rendezvous>) -> Result<(), Fa
                 _ => false,
             };
             if !right {
-                return Err(format!("unexpected error: {error}").into());
+                return Err(format!("the error does not describe the fault {fault}: {error}").into());
             }
         }
         _ => {

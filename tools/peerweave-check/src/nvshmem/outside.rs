@@ -25,7 +25,8 @@ fn shareable(checks: &Checks<'_>) -> Result<MappedMemory<u32>, Failure> {
     let context = checks.context.device();
     let granularity = Granularity::of_device(context.ordinal(), Exportable::FILE_DESCRIPTOR)?;
     let step = std::env::var("NVSHMEM_CUMEM_GRANULARITY").ok().and_then(|text| text.parse().ok()).unwrap_or(512 << 20);
-    let bytes = granularity.round_up(step).ok_or("the size rounded up to the granularity overflows")?;
+    let bytes =
+        granularity.round_up(step).ok_or_else(|| format!("{step} bytes overflow when rounded up to the device's granularity"))?;
     let physical = PhysicalMemory::create(context, bytes, Exportable::FILE_DESCRIPTOR)?;
     let mapping = Reservation::new(context, bytes, bytes)?.map(0, &physical, bytes)?;
     mapping.allow(&[context.ordinal()], Rights::ReadWrite)?;
@@ -100,7 +101,7 @@ fn local(checks: &mut Checks<'_>) -> Result<(), Failure> {
     checks.check("register_local", registered.len_bytes() == COUNT * 4, || format!("{registered:?}"));
     let again = context.register_local(&source).map(drop);
     checks.check("register_local", matches!(again, Err(NvshmemError::Nvshmem(_))), || {
-        format!("a second registration returned {again:?}, expected an error of NVSHMEM")
+        format!("registering the same memory a second time returned {again:?}, expected an error from NVSHMEM")
     });
     let borrowed = stream.alloc_zeros::<u32>(8)?;
     let refused = context.register_local(&borrowed).map(drop);

@@ -320,7 +320,8 @@ fn words<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failu
 
 type Named = (&'static str, Option<Team>);
 
-/// Creates every kind of team. Returns `None` for teams that this PE does not belong to.
+/// Creates every kind of team. Returns the name of each team with the team, or with `None` if this
+/// PE is not a member.
 fn teams(checks: &mut Checks<'_>) -> Result<Vec<Named>, Failure> {
     let (context, n, pe) = (checks.context, checks.n(), checks.pe());
     let world = context.world();

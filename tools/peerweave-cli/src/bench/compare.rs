@@ -126,7 +126,7 @@ impl Comparison {
         &self.contenders
     }
 
-    /// Returns the name of the GPU of PE 0.
+    /// Returns the name of the GPU that PE 0 uses; `?` if no PE has passed its first barrier.
     pub fn compute(&self) -> &str {
         self.ready.first().map_or("?", |ready| &ready.compute)
     }
@@ -185,7 +185,8 @@ impl Comparison {
         Line { row, case, cells: cells.collect() }
     }
 
-    /// Combines the records of all PEs about one contender and one case.
+    /// Combines the records that the PEs have sent for one contender and one case: takes the time
+    /// of the slowest PE for each batch, and adds the numbers of wrong elements.
     fn cell(&self, case: &Case, contender: &str, records: &[&Compared]) -> Cell {
         let batches = records.iter().map(|one| one.batch_us.len()).min().unwrap_or(0);
         let slowest = |batch: usize| records.iter().map(|one| one.batch_us[batch]).fold(0.0, f64::max);
@@ -212,7 +213,7 @@ impl Comparison {
         let mut lines = vec![
             format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
             format!(
-                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call; own/it: time of Peerweave divided by time of the contender to the left; own/best: time of Peerweave divided by the best time of another library",
+                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call; own/it: median of Peerweave divided by median of the library or method to the left; own/best: median of Peerweave divided by the lowest median of another library",
                 self.config.calls_name()
             ),
         ];
@@ -356,8 +357,9 @@ pub fn percentile(values: &[f64], percent: usize) -> Option<f64> {
 pub(super) struct Reporter {
     pub(super) rendezvous: JobRendezvous,
     pub(super) comparison: Comparison,
-    /// Whether this reporter prints the table. `false` if PyTorch is a contender: PyTorch runs
-    /// after the PEs, and only then are the lines of the table complete.
+    /// Whether to print each line of the table as soon as the PEs have measured it. `false` if
+    /// PyTorch is a contender: PyTorch runs after the PEs have ended, and only then are the lines
+    /// complete.
     pub(super) is_printed: bool,
 }
 
@@ -459,7 +461,7 @@ mod tests {
     }
 
     #[test]
-    fn times_from_torch_processes_are_added_as_one_table_column() {
+    fn torch_times_fill_one_column_of_the_comparison_table() {
         let (mut comparison, _) = filled();
         let one =
             |pe, row, us: f64| Compared { pe, row, contender: "torch".into(), iters: 1, batch_us: vec![us], wrong: Some(0) };

@@ -109,8 +109,12 @@ pub(crate) fn run_comparison(args: &BenchArgs) -> Result<Result<Comparison, u8>,
     supervised(&launch, &config, rendezvous)
 }
 
-/// Runs the PEs of a comparison. If PyTorch is a contender, runs PyTorch afterwards. Returns the
-/// same values as [`run_comparison`].
+/// Runs the PEs of a comparison and, if PyTorch is a contender, PyTorch afterwards. Returns the
+/// comparison. If a PE fails, the outer result is `Ok` and the inner result is the exit code of the
+/// job, as `Err`.
+///
+/// # Errors
+/// The exit code and a message if the PEs could not be started or watched.
 fn supervised(launch: &Launch, config: &Config, rendezvous: JobRendezvous) -> Result<Result<Comparison, u8>, (u8, String)> {
     let has_torch = config.compare.contains(&Contender::Torch);
     let mut reporter = compare::Reporter { rendezvous, comparison: Comparison::new(config), is_printed: !has_torch };
@@ -200,8 +204,9 @@ fn compared(
     Ok(if comparison.wrong() > 0 { exit::WRONG_VALUES } else { exit::OK })
 }
 
-/// Returns an error if there are fewer GPUs than PEs, or a note if the PEs share the only GPU. A
-/// missing driver is not an error here, because the PEs report it.
+/// Checks that there is a GPU for each PE. With the backend `cuda`, PEs may share the only GPU of
+/// the machine; this function then returns a note. Returns neither an error nor a note if the
+/// driver is missing, because the PEs report this.
 fn enough_devices(config: &Config) -> Result<Option<String>, String> {
     if config.backend == BackendName::Host {
         return Ok(None);

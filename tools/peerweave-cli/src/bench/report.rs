@@ -56,7 +56,7 @@ pub enum News {
     Nothing,
     /// All PEs have passed their first barrier.
     AllReady,
-    /// The line of the table that the record has completed.
+    /// The record has completed this line of the table, so the line can be printed.
     Row(Row),
 }
 

@@ -72,9 +72,9 @@ fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
         _ if ending.timed_out => "--timeout expired".to_owned(),
         Some(failure) => format!("PE {} {}", failure.pe, failure.status),
-        None => "the processes wrote no results".to_owned(),
+        None => "all processes ended, but no process wrote a result".to_owned(),
     };
-    if last_complaint.is_empty() { how } else { format!("{how}; the last line of output is {last_complaint}") }
+    if last_complaint.is_empty() { how } else { format!("{how}; the last output line that is not a result: {last_complaint}") }
 }
 
 /// Returns the reason why PyTorch's symmetric memory cannot run a configuration, if any.
@@ -131,9 +131,9 @@ mod tests {
         assert_eq!(why(&ended(Status::Code(3)), ""), "PE 1 exited with status 3");
         assert_eq!(
             why(&ended(Status::Code(1)), "PE 0: no GPU"),
-            "PE 1 exited with status 1; the last line of output is PE 0: no GPU"
+            "PE 1 exited with status 1; the last output line that is not a result: PE 0: no GPU"
         );
         assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "--timeout expired");
-        assert_eq!(why(&Ending::default(), ""), "the processes wrote no results");
+        assert_eq!(why(&Ending::default(), ""), "all processes ended, but no process wrote a result");
     }
 }

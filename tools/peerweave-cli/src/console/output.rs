@@ -1,4 +1,5 @@
-//! Output of a command: lines of its result, messages, files.
+//! Writes the result lines of a command to standard output, its messages to standard error, and its
+//! files.
 
 use std::io::Write;
 use std::path::Path;

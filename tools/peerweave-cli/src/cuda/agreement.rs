@@ -1,8 +1,8 @@
 //! Barriers among PEs with GPUs, and agreement of these PEs on numbers. Both use the rendezvous,
 //! not the library under test.
 //!
-//! Invariant: every PE makes the same sequence of calls, so that the calls have the same names in
-//! the rendezvous on every PE.
+//! Invariant: every PE makes the same sequence of calls. Each PE numbers its calls, and the
+//! rendezvous matches calls of the PEs by these numbers.
 
 use std::cell::Cell;
 
@@ -10,8 +10,8 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Connects one PE to the other PEs of the measurement: for barriers, and for agreement on numbers
-/// and errors.
+/// Barriers of one PE with the other PEs of the measurement, and exchanges of numbers and error
+/// messages with them, through the rendezvous.
 pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,
@@ -60,9 +60,9 @@ impl<'a> Agreement<'a> {
         Ok(all.iter().enumerate().any(|(at, one)| all[..at].contains(one)))
     }
 
-    /// Returns the number of calls for a batch of about `batch_ms` milliseconds. On this PE,
-    /// `calls` calls took `mine_ns` nanoseconds. The result is at least `calls`, and the same on
-    /// every PE.
+    /// Returns the number of calls for a batch of about `batch_ms` milliseconds, which is the same
+    /// on every PE. Each PE passes the time of a trial run of `calls` calls, `mine_ns`, in
+    /// nanoseconds. The slowest PE determines the result, which is between `calls` and 100000.
     pub(crate) fn calls_per_batch(&self, mine_ns: u64, calls: u64, batch_ms: u32) -> Result<u64, Failure> {
         let slowest = self.largest(mine_ns)?.max(1);
         // The first calls are slower than later calls, so this number tends to be too small.

@@ -73,11 +73,11 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     })
 }
 
-/// Checks the contenders `own:METHOD` of the option `--compare`. Such a contender is Peerweave's
-/// kernels with the algorithm METHOD, which the operation must have.
+/// Checks that the operation has every algorithm METHOD that the option `--compare` names as
+/// `own:METHOD`. Such a contender is Peerweave's kernels with this algorithm.
 ///
 /// # Errors
-/// If the operation lacks one of the algorithms. The message names the first of them.
+/// The message names the first algorithm that the operation lacks.
 #[cfg(feature = "cuda")]
 pub(crate) fn check_methods(config: &Config) -> Result<(), String> {
     config.compare.iter().try_for_each(|contender| match contender {

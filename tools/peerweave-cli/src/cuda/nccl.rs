@@ -77,7 +77,8 @@ fn one_pe(config: &Config, job: &Job) -> Result<(), Failure> {
     Ok(())
 }
 
-/// A communicator of NCCL, and the PE that uses it for a measurement.
+/// What one PE uses for all its measurements of NCCL: the communicator, and the configuration and
+/// stream of the PE.
 pub(crate) struct Session<'a> {
     pub(crate) communicator: &'a Communicator,
     pub(crate) site: &'a Site<'a>,

@@ -105,7 +105,8 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
     (send, result + GUARD, if config.op.is_one_sided() { recv + GUARD } else { GUARD })
 }
 
-/// The context of NVSHMEM on one PE, and the PE itself. Used for all measurements of the PE.
+/// What one PE uses for all its measurements of NVSHMEM: the context, the team of all PEs, the
+/// timing events, and the stream of the PE.
 pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,
@@ -132,7 +133,8 @@ impl<'a> Session<'a> {
 }
 
 impl Session<'_> {
-    /// Records one of the session's two events on the stream.
+    /// Records an event on the stream. `event` is 0 for the event before the timed calls, and 1 for
+    /// the event after them.
     fn mark(&self, event: usize) -> Result<(), Failure> {
         Ok(self.events[event].record(self.site.stream).map_err(CudaError::of("cuEventRecord"))?)
     }

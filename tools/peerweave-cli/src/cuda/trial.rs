@@ -64,10 +64,10 @@ pub(crate) trait Trial<T: Sample> {
     /// Enqueues `times` calls. If the library's calls are complete only after a further operation,
     /// such as a quiet, also enqueues that operation.
     fn enqueue(&mut self, times: u64) -> Result<(), Failure>;
-    /// Adds `_calls`, which may be negative, to the number of executed calls. After a capture, the
-    /// captured calls are subtracted: [`Self::enqueue`] has counted them, but they were not
-    /// executed. Each launch of the graph adds its calls. The default implementation does nothing,
-    /// for libraries whose trial needs no such number.
+    /// Adds `_calls`, which may be negative, to the number of executed calls. [`Self::enqueue`]
+    /// also counts the calls that are captured but not executed, so [`Self::capture`] subtracts
+    /// them. Each launch of the graph adds the calls of the graph. The default implementation does
+    /// nothing, for trials whose checks do not depend on this number.
     fn count(&mut self, _calls: i64) {}
     /// Waits until the stream has completed all enqueued work.
     fn finish(&self) -> Result<(), Failure>;
@@ -79,7 +79,9 @@ pub(crate) trait Trial<T: Sample> {
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
     /// Returns the elements of the result, followed by the guard elements behind the result.
     fn read(&self) -> Result<Vec<T>, Failure>;
-    /// Before the first call, initializes the words that peers change.
+    /// Sets the memory that the checks of one-sided operations rely on to its initial values.
+    /// Called before the first call. The default implementation does nothing, for trials without
+    /// such operations.
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }
@@ -172,7 +174,8 @@ pub(crate) trait Trial<T: Sample> {
         self.finish()
     }
 
-    /// Captures a number of calls into a graph. Launches the graph once, and waits for its end.
+    /// Captures `calls` calls into a graph. Then launches the graph once, without timing, and waits
+    /// until the launch has completed.
     fn capture(&mut self, calls: u32) -> Result<CudaGraph, Failure> {
         let stream = Arc::clone(self.site().stream);
         stream
@@ -200,8 +203,8 @@ pub(crate) trait Trial<T: Sample> {
         Ok(())
     }
 
-    /// Fills the input with values that depend on `round`, and overwrites the result with a value
-    /// that no result has.
+    /// Fills the input with values that depend on `round`, and the result with the value for
+    /// unwritten elements ([`poison`]). Waits until all PEs have done so.
     fn prepare(&mut self, round: u64) -> Result<(), Failure> {
         let subject = self.subject();
         if subject.view.op.has_size() {

@@ -26,7 +26,7 @@ pub(super) struct Launcher {
 pub(super) struct Backend {
     /// Name of the backend; `None` if the settings are invalid.
     name: Option<String>,
-    /// The reason why this backend was chosen. If the settings are invalid: the error.
+    /// The reason for the choice of the backend, or the error if the settings are invalid.
     why: String,
 }
 

@@ -34,7 +34,7 @@ pub(crate) struct Function {
     pub since: String,
 }
 
-/// Whether multicast objects are allowed.
+/// The setting for multicast objects, as `info` reports it.
 #[derive(Debug, Serialize)]
 pub(crate) struct Multicast {
     /// Whether multicast objects are allowed. False if an environment variable disables them.

@@ -119,7 +119,7 @@ fn text(info: &Info) -> String {
     out
 }
 
-/// Formats bytes with a suitable unit.
+/// Formats a number of bytes in GiB, or in MiB if it is less than 1 GiB. Returns `unknown` for 0.
 fn gib(bytes: u64) -> String {
     match bytes {
         0 => "unknown".to_owned(),

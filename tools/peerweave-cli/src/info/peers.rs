@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn pairs_with_and_without_access_differ_in_the_table() {
+    fn peer_table_distinguishes_gpu_pairs_with_and_without_access() {
         let gpu = |name: &str| Gpu {
             name: name.to_owned(),
             pci_address: "0000:01:00.0".to_owned(),

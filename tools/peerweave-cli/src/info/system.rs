@@ -54,7 +54,8 @@ pub(super) struct System {
     pub locked_memory_limit_bytes: Option<u64>,
     /// Limit of open files, if any.
     pub open_files_limit: Option<u64>,
-    /// Setting for huge pages in shared memory.
+    /// The kernel's policy for transparent huge pages in shared memory (`shmem_enabled`), such as
+    /// `advise`; `unknown` if it cannot be read.
     pub shared_huge_pages: String,
 }
 
@@ -104,8 +105,9 @@ impl System {
     }
 }
 
-/// Returns whether the settings permit reading other processes' memory. `status` is
-/// `/proc/self/status`.
+/// Returns whether the kernel's settings permit a PE to read the memory of other PEs of the same
+/// user. `status` is the text of `/proc/self/status`. `scope` is the text of Yama's `ptrace_scope`,
+/// or `None` if the kernel has no Yama module.
 fn attach(status: &str, scope: Option<String>) -> Finding {
     const CAP_SYS_PTRACE: u32 = 19;
     let field = |name: &str| status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).map(str::trim);
@@ -120,9 +122,9 @@ fn attach(status: &str, scope: Option<String>) -> Finding {
         None => (true, "the kernel has no Yama module: reads are allowed between processes of one user".to_owned()),
         Some("0") => (true, "ptrace_scope is 0: reads are allowed between processes of one user".to_owned()),
         Some(scope @ ("1" | "2")) if privileged => {
-            (true, format!("ptrace_scope is {scope}, and this process has CAP_SYS_PTRACE"))
+            (true, format!("ptrace_scope is {scope}: reads are allowed, because this process has CAP_SYS_PTRACE"))
         }
-        Some("1") => (false, "ptrace_scope is 1: reads are allowed only by ancestors, but PEs are siblings".to_owned()),
+        Some("1") => (false, "ptrace_scope is 1: only ancestors may read a process's memory, but PEs are siblings".to_owned()),
         Some("2") => (false, "ptrace_scope is 2: reads are allowed only with CAP_SYS_PTRACE".to_owned()),
         Some(scope) => (false, format!("ptrace_scope is {scope}: reads are forbidden")),
     };
@@ -182,7 +184,10 @@ mod tests {
         let root = "CapEff:\t000001ffffffffff\nSeccomp:\t2\n";
         let scope = |scope: &str| Some(format!("{scope}\n"));
         assert!(attach(plain, None).available && attach(plain, scope("0")).available);
-        assert_eq!(attach(plain, scope("1")).why, "ptrace_scope is 1: reads are allowed only by ancestors, but PEs are siblings");
+        assert_eq!(
+            attach(plain, scope("1")).why,
+            "ptrace_scope is 1: only ancestors may read a process's memory, but PEs are siblings"
+        );
         assert!(!attach(plain, scope("2")).available && !attach(root, scope("3")).available);
         let root = attach(root, scope("1"));
         assert!(root.available && root.why.ends_with("a seccomp filter is active and may forbid the call"), "{root}");

@@ -67,7 +67,7 @@ impl Trial {
             "private buffers",
             match self.private_buffers.as_deref() {
                 Some("CrossMemoryAttach") => {
-                    "read from the memory of the other process (cross-memory attach, which the two PEs have tested)".to_owned()
+                    "read directly from the other process by cross-memory attach, which worked between the two PEs".to_owned()
                 }
                 Some("Staged") => "copied through shared memory (cross-memory attach was refused or is disabled)".to_owned(),
                 Some(other) => other.to_owned(),

@@ -49,11 +49,11 @@ pub struct Failure {
     pub status: Status,
 }
 
-/// Outcome of a job, which determines the exit code. With `--on-failure continue`, `failure` is
-/// `None` if at least one PE succeeds.
+/// Outcome of a job, from which the exit code of the launcher follows.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Ending {
-    /// The failure that decides the exit code, if any.
+    /// The failed PE whose status becomes the exit code, if any. With `--on-failure continue`,
+    /// `None` if at least one PE succeeds.
     pub failure: Option<Failure>,
     /// Whether `--timeout` expired.
     pub timed_out: bool,
@@ -79,7 +79,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn exit_code_of_a_job_depends_on_its_outcome() {
+    fn job_exit_code_differs_for_failure_timeout_and_lost_output() {
         let ended = |status| Ending { failure: Some(Failure { pe: 1, status }), ..Ending::default() }.exit_code();
         assert_eq!(Ending::default().exit_code(), 0);
         assert_eq!(ended(Status::Code(3)), 3);

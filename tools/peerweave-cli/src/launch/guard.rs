@@ -29,8 +29,8 @@ pub(super) struct Guard {
     pub(super) pid: Option<Pid>,
 }
 
-/// The launcher's end of the socket to the guard process, as the process of a PE inherits it. The
-/// process uses the socket between fork and exec.
+/// Descriptor of the launcher's end of the socket to the guard process. The process of a PE
+/// inherits the descriptor at the fork, and uses it only between fork and exec.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Entry(RawFd);
 
@@ -81,9 +81,9 @@ impl Guard {
         }
     }
 
-    /// Returns the socket to the guard process. Before a PE executes its program, its process tells
-    /// the guard through this socket which process group to watch. Returns `None` if the guard does
-    /// not run.
+    /// Returns the descriptor through which the process of a PE tells the guard process, between
+    /// fork and exec, which process group to watch. Returns `None` if the guard process does not
+    /// run.
     pub(super) fn entry(&self) -> Option<Entry> {
         self.socket.as_ref().map(|socket| Entry(socket.as_raw_fd()))
     }
@@ -93,7 +93,10 @@ impl Guard {
         if let Some(mut socket) = self.socket.as_ref()
             && let Err(error) = writeln!(socket, "-{}", group.as_raw_nonzero())
         {
-            tracing::warn!(%error, "the guard process, which kills descendants of PEs, has exited unexpectedly");
+            tracing::warn!(
+                %error,
+                "the guard process exited unexpectedly: processes started by PEs will survive if this launcher is killed"
+            );
             self.socket = None;
         }
     }

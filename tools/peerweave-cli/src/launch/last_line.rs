@@ -7,7 +7,8 @@
 /// Maximum length in bytes of the text that the launcher shows.
 const MAX_BYTES: usize = 500;
 
-/// State of the parser: how the next line is interpreted.
+/// What the previous line of standard error belonged to. This determines how the parser interprets
+/// the next line.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Part {
     /// Ordinary output. Each new line replaces the stored text, so that the last line remains.
@@ -15,7 +16,8 @@ enum Part {
     Line,
     /// Message of a panic, which may have several lines.
     Message,
-    /// Note or backtrace after the message of a panic.
+    /// The note on backtraces, or the backtrace, that follows the message of a panic. Its lines are
+    /// not stored.
     Backtrace,
 }
 

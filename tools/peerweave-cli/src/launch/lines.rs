@@ -15,7 +15,8 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Adds bytes and calls `line` with each line that the bytes complete.
+    /// Appends `bytes` to the stream. Calls `line` with each line that is now complete, and with
+    /// each full piece of a line that is too long.
     pub(super) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
             let (head, tail) = bytes.split_at(end);

@@ -28,8 +28,8 @@ pub use ending::{Ending, Failure, Status};
 pub use output::{Output, Target};
 pub use supervise::supervise;
 
-/// Describes the processes to start on this machine, their environment and streams, and the
-/// reaction to failures.
+/// Describes the processes to start on this machine: their program, environment and standard
+/// streams, the time limit, and what happens if a PE fails.
 #[derive(Debug)]
 pub struct Launch {
     /// The executable file.

@@ -71,7 +71,8 @@ impl Output {
         self.queued_bytes == 0
     }
 
-    /// Returns whether the reader of this stream has closed the stream.
+    /// Returns whether a write to this stream failed, for example because its reader has closed the
+    /// pipe. The launcher writes nothing more to such a stream.
     pub(super) fn is_closed(&self, target: Target) -> bool {
         self.closed[target as usize]
     }
@@ -137,7 +138,8 @@ impl Output {
         }
     }
 
-    /// Drops the queue of a stream whose reader has closed it.
+    /// Closes a stream after a failed write: drops its queued lines, and makes [`line`](Self::line)
+    /// ignore later lines for it.
     fn close(&mut self, target: Target) {
         self.closed[target as usize] = true;
         for queue in &mut self.queues {

@@ -107,8 +107,9 @@ fn judge(path: &Path) -> Verdict {
     }
 }
 
-/// Returns the programs in `directories` that have a similar name. A name is similar if it contains
-/// `name`, or if `name` contains it. Ignores case and separators.
+/// Returns at most five programs in `directories` whose name contains `name` or is contained in
+/// `name`. Ignores case, and treats underscores and spaces as hyphens. Returns nothing if `name` is
+/// shorter than three bytes.
 fn alike(name: &str, directories: &[PathBuf]) -> Vec<String> {
     let plain = |name: &str| name.to_lowercase().replace(['_', ' '], "-");
     let wanted = plain(name);

@@ -2,7 +2,8 @@
 //! `peerweave-bootstrap`.
 //!
 //! Invariant: the launcher of machine 0 runs the server until all PEs of machine 0 have ended. The
-//! server has no name in a file system.
+//! server creates no socket file: it listens on an abstract Unix socket or, for several machines,
+//! on a TCP port.
 
 use std::ffi::OsString;
 use std::io::ErrorKind;
@@ -77,7 +78,8 @@ fn token_of(
     }
 }
 
-/// The rendezvous of a job. On machine 0 the server runs until this value is dropped.
+/// The address and the secret of the job's rendezvous. On machine 0, also the rendezvous server,
+/// which runs until this value is dropped.
 #[derive(Debug)]
 pub struct JobRendezvous {
     server: Option<Server>,

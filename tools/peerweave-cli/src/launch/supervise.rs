@@ -437,11 +437,13 @@ impl Job {
         self.say(observer, &message);
     }
 
-    /// Prints which PEs still run, when [`WAITING`] has passed since a PE ended. Prints this at
-    /// most once.
-    /// Prints only if a PE is stopped, for example by SIGSTOP. PEs that are not stopped detect each
-    /// other's failures, so they need no message. Exception: with `--on-failure continue`, the last
-    /// running PE is named even if it is not stopped.
+    /// Prints which PEs still run if one of them is stopped, for example by SIGSTOP. Checks this
+    /// when [`WAITING`] has passed since a PE ended, and again after each further [`WAITING`].
+    /// Prints at most one message.
+    ///
+    /// If no PE is stopped, prints nothing, because running PEs detect each other's failures.
+    /// Exception: with `--on-failure continue`, the last running PE is named even if it is not
+    /// stopped.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
             return;
@@ -545,8 +547,8 @@ impl Job {
     }
 }
 
-/// Returns the child processes of the launcher except the guard. After the PEs have ended, only
-/// orphans are left: processes that the PEs had started.
+/// Returns the child processes of the launcher except the guard. If all PEs have ended, these are
+/// orphans: processes that a PE started, and whose parents have ended.
 fn orphans(guard: Option<Pid>) -> Vec<Pid> {
     let me = rustix::process::getpid().as_raw_nonzero();
     let mut pids = Vec::new();

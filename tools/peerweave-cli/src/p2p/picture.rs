@@ -10,7 +10,7 @@ const MAP: u32 = 430;
 /// Height of the header above all heat maps, in pixels.
 const HEAD: u32 = 70;
 
-/// Returns an SVG picture with a heat map of each table. Two heat maps are side by side.
+/// Returns an SVG picture with a heat map for each table of the report, in two columns.
 pub(super) fn svg(report: &Report) -> Result<String, String> {
     let rows = report.tables.len().div_ceil(2).max(1) as u32;
     let size = (2 * MAP, HEAD + rows * MAP);

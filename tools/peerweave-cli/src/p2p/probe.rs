@@ -120,7 +120,7 @@ impl Probe {
                 "Probe::new",
                 "bytes",
                 bytes,
-                "a size that does not overflow when it is rounded up to the granularity of the devices",
+                &format!("a size that fits in 64 bits when rounded up to a multiple of {step}, the allocation granularity"),
             )
         })?;
         let mut probe = Self { stations: Vec::new(), no_access: BTreeMap::new(), bytes: rounded, no_kernels: None };
@@ -179,8 +179,8 @@ impl Probe {
             return Err(wrong_value(
                 call,
                 "paths",
-                format!("{paths:?}"),
-                "at least one path and one repetition, and no two paths with the same first device or the same second device",
+                format!("{paths:?} with {repeats} repetitions"),
+                "at least one path and one repetition; each device may be first in only one path, and second in only one path",
             ));
         }
         paths.iter().try_for_each(|(from, to)| self.access(*from, *to)).map_err(Clone::clone)?;
@@ -231,7 +231,7 @@ impl Probe {
             return Err(wrong_value(
                 call,
                 "the pair of devices",
-                format!("{one} and {other}, and the number of round trips is {rounds}"),
+                format!("{one} and {other}, with {rounds} round trips"),
                 "two different devices of the probe and at least one round trip",
             ));
         }
@@ -271,7 +271,7 @@ impl Probe {
                 return Err(VmmError::BrokenPeer {
                     from: format!("device {}", self.stations[peer].context.ordinal()),
                     to: format!("device {}", station.context.ordinal()),
-                    what: format!("the flag of round {failed} did not arrive"),
+                    what: format!("the ping-pong flag of round {failed} did not arrive within {MOST_LOOKS} reads"),
                 });
             }
         }
@@ -369,7 +369,8 @@ fn seconds(start: &CudaEvent, end: &CudaEvent) -> Result<f64, VmmError> {
     Ok(f64::from(milliseconds) / 1e3)
 }
 
-/// Returns the word at `index` of a source. Each source has its own `seed`.
+/// Returns the 8-byte word that [`Station::fill`] writes at `index` of a source. `seed` differs for
+/// each device, so that the sources differ.
 fn pattern_word(seed: u64, index: usize) -> u64 {
     (seed << 48 | index as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
@@ -384,8 +385,9 @@ fn ends(len: usize) -> [Range<usize>; 2] {
     [0..COMPARED_WORDS.min(len), len.saturating_sub(COMPARED_WORDS)..len]
 }
 
-/// Allocates memory on the device with index `at`. This device and all devices with peer access get
-/// access to the memory. For each device without access, adds an error to `no_access`.
+/// Allocates `bytes` bytes on the device with index `at`. Gives access to this device, and to each
+/// other device that has peer access to this device. For every other device, adds an error to
+/// `no_access`.
 fn shared(
     contexts: &[Arc<CudaContext>],
     at: usize,

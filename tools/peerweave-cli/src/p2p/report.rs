@@ -31,7 +31,8 @@ pub(crate) struct Gpu {
 pub(crate) struct Table {
     pub(crate) title: String,
     pub(crate) unit: &'static str,
-    /// `rows[from][to]` is the value of the pair (GPU `from`, GPU `to`); `None` on the diagonal.
+    /// `rows[from][to]` is the value of the pair (GPU `from`, GPU `to`). `None` on the diagonal,
+    /// and for pairs that were not measured.
     pub(crate) rows: Vec<Vec<Option<f64>>>,
 }
 
@@ -132,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn table_of_missing_values_has_no_minimum_mean_or_maximum() {
+    fn table_without_any_value_has_no_minimum_mean_or_maximum() {
         let table = Table { title: String::new(), unit: "us", rows: vec![vec![None; 3]; 3] };
         assert_eq!(table.range(), None);
     }

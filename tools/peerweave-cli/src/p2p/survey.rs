@@ -80,7 +80,7 @@ fn measure(args: &P2pArgs) -> Result<Report, Failure> {
     if ring.is_none() {
         report
             .notes
-            .push("every GPU to the next GPU, all at once: not measured, because some pairs have no peer access".to_owned());
+            .push("transfers from every GPU to the next, all at once, were not measured: some pairs lack peer access".to_owned());
     }
     for method in methods.iter().copied() {
         let run = |ways: &[(usize, usize)], shape| probe.bandwidth(method, ways, args.iters, shape, soon());
@@ -160,7 +160,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn number_of_blocks_with_the_highest_bandwidth_is_chosen() {
+    fn block_count_that_gives_the_highest_bandwidth_is_chosen() {
         let shape = best_shape(Method::Stores, 100, |(blocks, _)| Ok(if blocks == 200 { 3.0 } else { 2.0 }));
         assert_eq!(shape.expect("no measurement fails"), (200, 512));
     }

@@ -80,7 +80,7 @@ macro_rules! calls {
     };
 }
 
-/// Returns the calls of an operation that reduces.
+/// Returns the closure for an operation that reduces elements, such as all-reduce or scan.
 pub fn reducing<'a, T, M>(setting: &'a Setting<'a, M>, redop: ReduceOp) -> Calls<'a>
 where
     T: Sample + Scalar,
@@ -136,7 +136,8 @@ where
     }
 }
 
-/// Returns the calls of an operation that does not reduce.
+/// Returns the closure for an operation that neither reduces elements nor is one-sided, such as
+/// broadcast, barrier, or send and receive.
 pub fn moving<'a, T, M>(setting: &'a Setting<'a, M>) -> Calls<'a>
 where
     T: Sample,
@@ -431,8 +432,8 @@ fn every_other(view: &View) -> Strides {
     Strides { count: view.counts.param, source: 2, dest: 2 }
 }
 
-/// Enqueues operations that return a value, waits for all of them, and checks the value of the last
-/// operation.
+/// Returns a closure that enqueues operations and waits for all of them. Then the closure passes
+/// the value that the last operation returned, and the number of operations, to `check`.
 fn last_of<'a, R: 'a>(
     queue: &'a Stream,
     mut enqueue: impl FnMut() -> Result<Ticket<R>> + 'a,

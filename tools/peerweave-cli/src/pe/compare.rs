@@ -33,8 +33,8 @@ use crate::workload::types::{with_moved_type, with_type_of};
 /// Maximum duration of each wait.
 const DEADLINE: Duration = Duration::from_secs(30);
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for types that
-/// some contender cannot reduce.
+/// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for the types
+/// whose reductions a comparison does not support: 16-bit integers and 8-bit floats.
 macro_rules! with_compared_type {
     ($dtype:expr, $T:ident => $call:expr) => {
         with_type_of!($dtype, $T => $call;
@@ -120,8 +120,9 @@ struct Libraries {
 }
 
 impl Libraries {
-    /// Sets up the library of a contender. If one PE cannot set it up, all PEs record the contender
-    /// as absent, with the reason.
+    /// Sets up the library of a contender on all PEs, and records the contender in `present`. If
+    /// the set-up fails on one PE, all PEs record the contender in `absent` instead, with the
+    /// reason.
     fn set_up(
         &mut self,
         contender: &Contender,
@@ -218,8 +219,8 @@ fn device_of(context: &Arc<CudaContext>) -> Result<Vec<u8>, Failure> {
     Ok(uuid.bytes.iter().map(|byte| *byte as u8).collect())
 }
 
-/// The state of this PE during a comparison: everything that the measurements of an operation
-/// share.
+/// What this PE uses for every case of a comparison: the configuration, the streams, the backend
+/// for GPUs and the libraries.
 struct Run<'a> {
     config: &'a Config,
     site: &'a Site<'a>,
@@ -295,8 +296,9 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Returns the trial that measures a case with Peerweave's kernels; `None` if the method does
-    /// not support the call.
+    /// Returns the trial that measures `case` with Peerweave's kernels and the algorithm `method`.
+    /// Without `method`, `PEERWEAVE_ROUTE` or the route table selects the algorithm. Returns `None`
+    /// if `method` cannot carry out the call.
     fn own<'b, T: Sample + Scalar, W: Work<T> + 'b>(
         &'b self,
         case: &Case,

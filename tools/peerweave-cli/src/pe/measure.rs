@@ -96,8 +96,8 @@ impl Bench<'_> {
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
     }
 
-    /// Returns the factor between the time of a call and the reported time. The factor is one half
-    /// for a ping-pong, whose call is a round trip, and 1 for all other operations.
+    /// Returns the part of the time of a call that is reported: one half for a ping-pong, whose
+    /// call is a round trip, and 1 for all other operations.
     fn share_of_a_call(&self) -> f64 {
         if self.view().op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
@@ -140,8 +140,9 @@ impl Bench<'_> {
         Ok(spent)
     }
 
-    /// Returns the number of calls that together take about the duration of a batch. The number is
-    /// the same on every PE.
+    /// Returns the number of calls for a batch of about `batch_ms` milliseconds, which is the same
+    /// on every PE. Times the calls on all PEs, with more and more calls until [`TRIAL`] is
+    /// reached, and uses the time of the slowest PE.
     fn calls_per_batch(&self, calls: &mut Calls<'_>) -> Result<u64> {
         let mut times = FEWEST_CALLS;
         loop {
@@ -156,7 +157,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Before the first call, initializes the words that peers change.
+    /// Sets the symmetric word to 0 and, for `g`, the element that PE 0 reads to [`G_DUE`]. Called
+    /// before the first call.
     fn prepare_words(&self) -> Result<()> {
         let team = self.world.team();
         team.barrier_blocking()?;
@@ -167,8 +169,9 @@ impl Bench<'_> {
         team.barrier_blocking()
     }
 
-    /// Fills the inputs. Overwrites the results with a value that no result has. The next call
-    /// begins with a barrier, and no PE reads a peer's memory before this barrier.
+    /// Fills the input of this PE with the values of round `round`, and its result with the value
+    /// for unwritten elements (`poison`). Needs no barrier, because the next calls start with one,
+    /// and no PE accesses a peer's memory before it.
     fn prepare(&self, round: u64) -> Result<()> {
         let view = self.view();
         if !view.op.has_size() {
@@ -179,8 +182,9 @@ impl Bench<'_> {
         self.operands.fill(self.input_side(), &geometry::input(view), round)
     }
 
-    /// Counts wrong elements in this PE's result, and changed guard elements behind the result.
-    /// Waits until all PEs have counted, because the next call may write into this memory.
+    /// Returns the number of mistakes on this PE: wrong elements or words, changed guard elements
+    /// behind the result, and barriers that this PE left too early. Waits until all PEs have
+    /// counted, because the next call may write into this memory.
     fn check(&self, round: u64, turn: Turn) -> Result<u64> {
         let view = self.view();
         let mut wrong = match view.op {
@@ -244,7 +248,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Returns the memory that contains the result on this PE.
+    /// Returns the memory in which the result of a call is checked on this PE: the target memory
+    /// for puts and the ping-pong, otherwise the memory of results.
     fn result_side(&self) -> Side {
         match self.view().op {
             BenchOp::Put | BenchOp::PutSignal | BenchOp::PutStrided | BenchOp::PingPong => Side::Target,

@@ -60,7 +60,8 @@ pub fn fill<T: Sample>(memory: &impl Memory<T>, part: &Part, tile: &[T]) -> Resu
     pieces(part, tile.len(), |at, from, len| memory.range(at..at + len)?.set(&tile[from..from + len]))
 }
 
-/// Fills a range of a buffer with a value that no result has.
+/// Fills a range of a buffer with the value for unwritten elements ([`poison`]), so that a check
+/// detects elements that a call has not written.
 pub fn spoil<T: Sample>(memory: &impl Memory<T>, range: Range<usize>) -> Result<()> {
     let values = [poison::<T>(); 4096];
     for at in range.clone().step_by(values.len()) {
@@ -162,7 +163,7 @@ mod tests {
     }
 
     #[test]
-    fn almost_all_elements_of_an_unwritten_result_count_as_wrong() {
+    fn unwritten_result_has_more_than_75_percent_wrong_elements() {
         let tile = moved_tile::<u8>(1, 0);
         let buffer = Buffer::<u8>::zeroed(4 * PERIOD);
         spoil(&buffer, 0..buffer.len()).unwrap();
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn rewrite_that_dirties_cache_lines_leaves_values_unchanged() {
+    fn buffer_values_are_unchanged_after_a_rewrite_in_place() {
         let tile = moved_tile::<f32>(1, 0);
         let buffer = filled(&tile);
         rewrite(&buffer);

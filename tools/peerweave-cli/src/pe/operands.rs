@@ -20,7 +20,8 @@ pub struct Buffers<T, M> {
     pub send: M,
     /// Memory of results.
     pub recv: M,
-    /// Symmetric memory that one-sided operations access on the other PE.
+    /// Symmetric memory that one-sided operations access remotely: PE 0 accesses this memory of PE
+    /// 1, and in a ping-pong PE 1 also accesses this memory of PE 0.
     pub target: Symmetric<T>,
     /// Word that operations use as a signal or as a counter.
     pub word: Symmetric<u64>,
@@ -33,7 +34,8 @@ pub enum Side {
     Send,
     /// Memory of results.
     Recv,
-    /// Symmetric memory that one-sided operations access on the other PE.
+    /// Symmetric memory that one-sided operations access remotely: PE 0 accesses this memory of PE
+    /// 1, and in a ping-pong PE 1 also accesses this memory of PE 0.
     Target,
 }
 
@@ -43,19 +45,20 @@ pub enum Side {
 pub trait Operands {
     /// Returns the operation and its counts.
     fn view(&self) -> &View;
-    /// Returns the calls to be timed. Some calls receive words. The number of wrong words among
-    /// them is added to `wrong`.
+    /// Returns the closure that makes the timed calls. For calls that return a word, the closure
+    /// compares the word with the expected word, and counts differences in `wrong`.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Writes elements into the range `part` of the buffer that `side` selects. Their values depend
-    /// on `part.of` and on `round`.
+    /// Fills the range `part` of the buffer that `side` selects with elements of the sequence
+    /// `part.of` in round `round`. Inputs differ between rounds.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
-    /// Fills a range of the buffer that `side` selects with a value that no result has.
+    /// Fills a range of the buffer that `side` selects with the value for unwritten elements
+    /// (`poison`).
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Rewrites the buffer that `side` selects without changing its values. Then the cache lines of
     /// the buffer are in the state "modified" in the cache of this PE's CPU core.
     fn rewrite(&self, side: Side);
-    /// Counts the wrong elements in a range of the buffer that `side` selects. `part` is this
-    /// range. `part.of` and `round` determine the expected values.
+    /// Compares the range `part` of the buffer that `side` selects with the expected elements: the
+    /// sequence `part.of` in round `round`. Returns the number of elements that differ.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
     /// Counts the elements of a range that differ from the value that `spoil` writes. `side`
     /// selects the buffer that contains the range.
@@ -66,7 +69,8 @@ pub trait Operands {
     fn word(&self) -> &Symmetric<u64>;
     /// Stores an element, given by the low bits of `bits`, as the first element of the target.
     fn store_target(&self, bits: u64) -> Result<()>;
-    /// Returns whether the first element of the target equals the low bits of `bits`.
+    /// Returns whether the first element of the target memory has the low bits of `bits` as its
+    /// bits.
     fn target_is(&self, bits: u64) -> Result<bool>;
     /// Returns the size of an element in bytes.
     fn element_bytes(&self) -> usize;
@@ -75,7 +79,8 @@ pub trait Operands {
 /// A group of operations ([`Reducing`] or [`Moving`]). All operations of a group are compiled for
 /// the same element types.
 pub trait Work<T: Sample>: Sized {
-    /// Returns the calls to be timed.
+    /// Returns the closure that makes the timed calls of `operands`. The closure adds the number of
+    /// wrong words that the calls return to `wrong`.
     fn calls<'a, M>(operands: &'a Typed<'a, T, M, Self>, wrong: &'a Cell<u64>) -> Calls<'a>
     where
         for<'m> &'m M: StreamSource<T> + StreamDest<T> + MaybeSource<T, Argument = &'m M> + MaybeDest<T, Argument = &'m M>;
@@ -103,10 +108,7 @@ macro_rules! work {
 }
 
 work!(Reducing, Scalar, |operands, _wrong| {
-    calls::reducing(
-        &operands.setting,
-        operands.redop.expect("if the operation reduces elements, every case of the plan has a reduction"),
-    )
+    calls::reducing(&operands.setting, operands.redop.expect("every case of an operation that reduces elements has a reduction"))
 });
 work!(Moving, , |operands, wrong| match operands.setting.view.op.is_one_sided() {
     true => calls::one_sided(&operands.setting, &operands.target, Words { word: &operands.buffers.word, wrong }),

@@ -37,8 +37,8 @@ pub(super) struct Own<'a, T: Sample, W> {
 }
 
 impl<'a, T: Sample, W: Work<T>> Own<'a, T, W> {
-    /// Prepares a measurement of Peerweave: the out-of-place form of a case. `queue` and
-    /// `site.stream` must be the same CUDA stream.
+    /// Prepares the measurement of `case`, out of place, with Peerweave's kernels. `queue` must be
+    /// the [`Stream`] of `world` that adopts the CUDA stream `site.stream`.
     pub(super) fn new(
         site: &'a Site<'a>,
         world: &'a World,

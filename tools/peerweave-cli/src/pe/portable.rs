@@ -63,15 +63,15 @@ fn explained(world: &World, config: &Config, case: &Case) -> Result<String> {
     use peerweave::cuda::{Cuda, Query};
 
     let (Some(cuda), Some(kind)) = (world.backend::<Cuda>(), cuda::collective_kind(config.op)) else {
-        return Ok("no route to explain: the operation has only one method".to_owned());
+        return Ok("nothing to explain: the operation has only one method".to_owned());
     };
     let query = Query::new(kind, case.dtype, case.counts.param as u64);
     let query = query.reduction(case.redop.unwrap_or(peerweave::ReduceOp::Sum));
     Ok(cuda.explain(world.team(), &query)?.to_string())
 }
 
-/// Returns a message that this build does not support GPUs. Not called in practice, because such a
-/// configuration is refused before a PE starts.
+/// Returns a message that this build does not support GPUs. Not called in practice: the command
+/// refuses `--backend cuda`, which `--explain` requires, before a PE starts.
 #[cfg(not(feature = "cuda"))]
 fn explained(_: &World, _: &Config, _: &Case) -> Result<String> {
     Ok(crate::cuda::NOT_BUILT_IN.to_owned())

@@ -47,8 +47,9 @@ pub(super) fn run(world: &World, stream: Option<&Stream>, config: &Config, case:
     }
 }
 
-/// Implements the methods of [`Operands`] that are the same for all types of this module. The
-/// operations of this module have no target memory on another PE.
+/// Implements the methods of [`Operands`] that are the same for all operations of this module.
+/// These operations access no target memory on another PE, so `store_target` does nothing and
+/// `target_is` returns `true`.
 macro_rules! without_target {
     ($element:ty) => {
         fn view(&self) -> &View {
@@ -78,9 +79,9 @@ fn wrong<T: Sample>(found: &[T], due: impl Iterator<Item = T>) -> u64 {
 
 // ---- all-reduce, residual and RMSNorm ----
 
-/// Absolute value of each sum (of all inputs and the residual) in the check of all-reduce with
-/// RMSNorm. The inputs are chosen so that each sum is this value or its negative. The value is a
-/// power of four, so the norm of a row is exact.
+/// Absolute value of every element that RMSNorm normalises in the check of `rms-norm`: the sum of
+/// the inputs of all ranks and the residual. The residual is chosen so that each sum is this value
+/// or its negative. The value is a power of four, so the root mean square of a row is exact.
 const SUM: f64 = 64.0;
 
 struct Norm<'a, T, M> {
@@ -123,7 +124,8 @@ impl<'a, T: Sample, M: Memory<T>> Norm<'a, T, M> {
         self.word.release()
     }
 
-    /// Returns the value that a rank contributes to an element of the sum.
+    /// Returns the input of `rank` at `index` in round `round`: an integer from -3 to 3, or 0 for
+    /// ranks from 60.
     fn part(rank: usize, round: u64, index: usize) -> f64 {
         // At most 60 ranks contribute a nonzero value, so that the residual is exact in every type.
         if rank < 60 { (hash(rank as u64, round, index as u64) % 7) as f64 - 3.0 } else { 0.0 }
@@ -198,7 +200,8 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether the PE waits after each call of `Moe::combine` until this call is complete.
+    /// Whether a call waits until its combine is complete before the next call starts. `false` if
+    /// stream-ordered calls are timed.
     waits: bool,
     view: View,
     hidden: usize,

@@ -12,7 +12,8 @@ use crate::cuda;
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 
-/// Parser for the arguments of `peerweave bench`. The function [`words`] uses this parser.
+/// Command-line parser for the options of `peerweave bench`, without a subcommand. [`words`] parses
+/// the options of a comparison with it.
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]
@@ -117,7 +118,8 @@ fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     comparison.lines().iter().flat_map(of_line).collect()
 }
 
-/// Returns the text of the file: comments about the measurement, followed by the table.
+/// Returns the text of the file to write: the route table, with comments about the measurement
+/// after its first line.
 fn text(args: &TuneArgs, table: &RouteTable, n_pes: usize, device: &str, timings: &[Timing]) -> String {
     let calls = if args.eager { "eager calls" } else { "CUDA graphs of 20 calls" };
     let table = table.to_string();

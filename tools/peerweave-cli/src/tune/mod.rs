@@ -1,9 +1,9 @@
 //! `peerweave tune`: measures the thresholds of the route table on the GPUs of this machine, and
 //! writes a file that the backend reads (`PEERWEAVE_ROUTE_TABLE`).
 //!
-//! Each operation is one comparison of `bench`, with checked results: the batches of NCCL and of
-//! each method of Peerweave's kernels alternate. A pure function of `peerweave-cuda` computes the
-//! table from the medians.
+//! For each operation, runs one comparison of `bench`, which checks the results. Its contenders are
+//! NCCL and the methods (algorithms) of Peerweave's kernels, and their batches alternate. A pure
+//! function of `peerweave-cuda` computes the table from the median times.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -38,7 +38,8 @@ pub struct BenchArgs {
     /// Element type, named as in nccl-tests, or all
     #[arg(short = 'd', long, value_name = "TYPE", value_parser = parse_dtypes, default_value = "float")]
     pub datatype: DTypes,
-    /// Reduction: sum, prod, min, max, avg, mulsum, and, or, xor, or all
+    /// Reduction: one of sum, prod, min, max, avg, mulsum, and, or, xor; `all` measures every
+    /// reduction that the operation and the backend support
     #[arg(short = 'o', long = "redop", value_name = "REDOP", value_parser = parse_redops, default_value = "sum")]
     pub redop: ReduceOps,
     /// Root of an operation that has one: a rank, or `all` to measure each rank as root; default: 0
@@ -158,7 +159,8 @@ of PE 0 as pe0_times_us. Every PE that has results checks them before and after 
 pub enum Buffers {
     /// Symmetric memory; with NCCL, memory of NCCL's allocator
     Symmetric,
-    /// Ordinary memory of the process; with NCCL, memory of the CUDA driver
+    /// Ordinary memory of the process; with NCCL and NVSHMEM, device memory that the CUDA driver
+    /// allocates
     Private,
 }
 

@@ -7,8 +7,8 @@ use peerweave_types::{DType, ReduceOp};
 use super::args::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
 
-/// Returns an error for options that the backend does not support, or that this command does not
-/// support with the backend.
+/// Checks all options that depend on the backend. Returns an error that names an unsupported
+/// option, whether the backend lacks it or this command.
 pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     if args.window && args.backend != BackendName::Nccl {
         return Err("--window is supported only with --backend nccl".to_owned());
@@ -99,7 +99,7 @@ fn check_cuda(args: &BenchArgs) -> Result<(), String> {
     for (given, option) in [
         (args.dirty, "--dirty is supported only with --backend host"),
         (args.graph.is_some() && args.compare.is_empty(), "--graph is supported only with --compare (such as --compare own)"),
-        (args.threads, "--threads is not supported, because a GPU belongs to one process"),
+        (args.threads, "--threads is not supported, because the cuda backend needs a process for each PE"),
     ] {
         if given {
             return Err(format!("--backend cuda: {option}"));
@@ -159,13 +159,13 @@ fn check_nvshmem(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
         (args.nbi && !puts_and_gets, format!("--nbi is not supported by {}", op.name())),
         (
             args.nbi && args.graph.is_some(),
-            "--graph does not work with --nbi, because NVSHMEM enqueues nonblocking calls in streams of its own".to_owned(),
+            "--graph is not supported with --nbi, because NVSHMEM enqueues nonblocking calls in internal streams".to_owned(),
         ),
         (args.nbi && private, "--nbi requires --buffers symmetric".to_owned()),
         (private && !puts_and_gets && op != BenchOp::PingPong, format!("--buffers private is not supported by {}", op.name())),
         (
             args.graph.is_some() && matches!(op, BenchOp::P | BenchOp::G | BenchOp::PingPong),
-            format!("--graph is not supported by {}, because a graph cannot replay its calls", op.name()),
+            format!("--graph is not supported by {}, because a CUDA graph cannot replay this operation", op.name()),
         ),
     ] {
         if given {

@@ -58,7 +58,7 @@ pub struct Config {
     pub nbi: bool,
     /// Whether each call or graph is timed separately.
     pub each: bool,
-    /// Whether PE 0 explains how each call is carried out.
+    /// Whether PE 0 sends a note about each case that says which algorithm the calls use, and why.
     pub explain: bool,
     /// The contenders of a comparison, Peerweave's kernels first; empty if nothing is compared.
     pub compare: Vec<Contender>,
@@ -77,13 +77,14 @@ pub struct Case {
     pub root: Option<usize>,
     /// Element counts of the call.
     pub counts: Counts,
-    /// Number of elements from which the printed size is computed.
+    /// Number of elements that [`Case::size_bytes`] counts.
     pub size_count: usize,
 }
 
 impl Case {
-    /// Returns the printed size in bytes. Usually this is the size of the larger buffer of a PE. If
-    /// the call has strides, only the elements that are moved are counted.
+    /// Returns the size of the case in bytes, which the table prints. Usually this is the size of a
+    /// PE's input or result, whichever is larger. For operations with strides, counts only the
+    /// elements that the call moves.
     pub fn size_bytes(&self) -> usize {
         self.size_count * self.dtype.size_bytes()
     }
@@ -141,7 +142,7 @@ impl Config {
             return Err(format!("-d {dtype} is not supported by {}, expected float, half or bfloat16", op.name()));
         }
         if let Some(dtype) = dtypes.iter().find(|dtype| !has_type(args.backend, **dtype)) {
-            return Err(format!("-d {dtype} is not supported by {} with this backend", op.name()));
+            return Err(format!("-d {dtype} is not supported by {} with this backend, expected host or cuda", op.name()));
         }
         let mut redops = if op.reduces() { args.redop.0.clone() } else { Vec::new() };
         if redops.len() > 1 {
@@ -149,7 +150,7 @@ impl Config {
             redops.retain(|redop| has_reduction(args.backend, *redop) && op.accepts(*redop));
         }
         if let Some(redop) = redops.iter().find(|redop| !op.accepts(**redop)) {
-            return Err(format!("reduction {redop} is not defined for {}, expected a different reduction", op.name()));
+            return Err(format!("reduction {redop} is not defined for {}, expected any other reduction", op.name()));
         }
         if op.reduces() && !dtypes.iter().any(|dtype| redops.iter().any(|redop| redop.accepts(*dtype))) {
             let (dtype, redop) = (dtypes[0], redops[0]);
@@ -251,12 +252,13 @@ impl Config {
         }
     }
 
-    /// Returns a description of the timed calls.
+    /// Returns a text for headers and plots that says how calls are made and timed, such as
+    /// `stream-ordered, timed by events`.
     pub fn calls_name(&self) -> String {
         let is_compared = !self.compare.is_empty();
         let mut name =
             match (self.graph, self.stream || is_compared || matches!(self.backend, BackendName::Nccl | BackendName::Nvshmem)) {
-                (Some(calls), _) => format!("graphs of {calls}"),
+                (Some(calls), _) => format!("CUDA graphs of {calls} calls"),
                 (None, true) if self.op == BenchOp::G => "blocking".to_owned(),
                 (None, true) if self.nbi => "stream-ordered, nbi".to_owned(),
                 (None, true) => "stream-ordered".to_owned(),
@@ -264,7 +266,7 @@ impl Config {
                 (None, false) => "blocking".to_owned(),
             };
         if self.each {
-            name.push_str(", each timed separately");
+            name.push_str(", timed separately");
         }
         if self.clock == Clock::Events {
             name.push_str(", timed by events");
@@ -360,7 +362,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_grow_by_factor_or_by_step() {
+    fn sizes_are_multiplied_by_option_f_or_increased_by_option_i() {
         assert_eq!(config(&["all-reduce", "-n", "2", "-b", "8", "-e", "1K", "-f", "4"]).unwrap().sizes, [8, 32, 128, 512]);
         assert_eq!(config(&["all-reduce", "-b", "1K", "-e", "3K", "-i", "1K"]).unwrap().sizes, [1024, 2048, 3072]);
         assert_eq!(config(&["all-reduce", "-b", "1G"]).unwrap().sizes, [1 << 30]);
@@ -451,7 +453,7 @@ mod tests {
             (&["atomics", "--backend", "nvshmem"], "--backend nvshmem: NVSHMEM has no atomics on streams"),
             (&["all-reduce", "--backend", "nvshmem", "-o", "avg"], "--backend nvshmem: NVSHMEM has no reduction avg"),
             (&["all-reduce", "--backend", "nvshmem", "--nbi"], "--backend nvshmem: --nbi is not supported by all-reduce"),
-            (&["put", "--backend", "nvshmem", "--nbi", "-G", "2"], "--backend nvshmem: --graph does not work with --nbi"),
+            (&["put", "--backend", "nvshmem", "--nbi", "-G", "2"], "--backend nvshmem: --graph is not supported with --nbi"),
             (&["put", "--backend", "nvshmem", "--nbi", "--buffers", "private"], "--nbi requires --buffers symmetric"),
             (&["broadcast", "--backend", "nvshmem", "--buffers", "private"], "--buffers private is not supported by broadcast"),
             (&["ping-pong", "--backend", "nvshmem", "-G", "2"], "--graph is not supported by ping-pong"),

@@ -29,7 +29,7 @@ pub struct Part {
     /// The sequence of elements, such as the input of one rank, from which this part's elements are
     /// taken.
     pub of: Tile,
-    /// Index of the part's first element, counted from the start of the tile.
+    /// Index of the part's first element in the sequence `of`, which repeats its tile.
     pub from: usize,
 }
 
@@ -105,7 +105,8 @@ pub fn input(view: &View) -> Part {
     Part { at, len: send, of: Tile::Input(view.rank), from: 0 }
 }
 
-/// Returns the expected contents of the result buffer of this rank after the call.
+/// Returns the expected result of the call on this rank, as ranges of the buffer that contains the
+/// result. Empty if this rank gets no result.
 pub fn results(view: &View) -> Vec<Part> {
     let View { op, counts: Counts { param, recv, .. }, n_pes, rank, root, .. } = *view;
     let whole = |of| vec![Part { at: 0, len: recv, of, from: 0 }];
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_and_results_fit_their_buffers_without_overlap() {
+    fn inputs_and_results_fit_buffers_and_results_do_not_overlap() {
         for view in views() {
             let (send_len, recv_len) = lengths(&view);
             let input = input(&view);

@@ -327,9 +327,9 @@ pub fn row_len(count: usize, element_bytes: usize) -> usize {
 }
 
 /// Returns the number of elements that a rank sends to another rank in an all-to-all-v. `distance`
-/// is the distance between the two ranks on the ring. The number is `param` for even distances, and
-/// a third less for odd distances. Any two ranks send each other the same number of elements, as
-/// the in-place form requires. So each rank sends in total as many elements as it receives.
+/// is the destination rank minus the source rank, modulo `n_pes`. The number is `param` if the
+/// shorter distance on the ring of ranks is even, and a third less if it is odd. So any two ranks
+/// send each other the same number of elements, as the in-place form requires.
 pub fn vector_count(param: usize, distance: usize, n_pes: usize) -> usize {
     if distance.min(n_pes - distance).is_multiple_of(2) { param } else { param - param / 3 }
 }
@@ -401,7 +401,7 @@ mod tests {
     }
 
     #[test]
-    fn ranks_of_an_all_to_all_v_send_as_much_as_they_receive() {
+    fn all_to_all_v_rank_sends_and_receives_equal_totals() {
         for n in 1..9 {
             for param in [1, 2, 3, 7, 1000] {
                 let sent = |from: usize| (0..n).map(|to| vector_count(param, (to + n - from) % n, n)).sum::<usize>();

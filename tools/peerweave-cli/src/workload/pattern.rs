@@ -96,8 +96,8 @@ pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: 
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// Returns the reduction of the inputs of the first `ranks` ranks in round `round`. The operation
-/// has `n_pes` ranks.
+/// Returns [`PERIOD`] elements of the reduction of the inputs of ranks 0 to `ranks` - 1 in round
+/// `round`. `n_pes` is the number of ranks of the operation, on which the inputs depend.
 pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {
@@ -107,7 +107,8 @@ pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, roun
         .collect()
 }
 
-/// Returns the value of elements that have not been written.
+/// Returns the value that marks an element as unwritten: 0xa5 in every byte. A result can have this
+/// value only by chance.
 pub fn poison<T: Sample>() -> T {
     T::from_bits64(0xa5a5_a5a5_a5a5_a5a5)
 }
@@ -144,8 +145,9 @@ fn encode(dtype: DType, value: Value) -> u64 {
     }
 }
 
-/// Returns a limit: the type represents every integer from 0 to the limit exactly. Inputs whose sum
-/// must not overflow are chosen by this limit.
+/// Returns an upper limit for integer values in the checks. The type represents every integer from
+/// 0 to the limit exactly. Where a sum must be exact, the inputs are so small that the sum stays
+/// within the limit.
 fn whole_limit(dtype: DType) -> i64 {
     match dtype {
         DType::I8 => i8::MAX.into(),
@@ -210,7 +212,8 @@ fn input(dtype: DType, redop: ReduceOp, n_pes: usize, rank: usize, round: u64, i
     }
 }
 
-/// Returns an integer in `-most..=most` if `negative_too` is true, otherwise in `0..=most`.
+/// Maps the random number `random` to an integer from 0 to `most`, or from `-most` to `most` if
+/// `negative_too` is true.
 fn within(random: u64, most: i64, negative_too: bool) -> i64 {
     if negative_too { (random % (2 * most as u64 + 1)) as i64 - most } else { (random % (most as u64 + 1)) as i64 }
 }
@@ -225,7 +228,7 @@ fn reduce(dtype: DType, redop: ReduceOp, inputs: impl Iterator<Item = Value>) ->
         let float = match *value {
             Value::Whole(whole) => whole as f64,
             Value::Float(float) => float,
-            Value::Bits(_) => unreachable!("peerweave bug: the input of a float type is given as integer bits"),
+            Value::Bits(_) => unreachable!("peerweave bug: the input of a float type is Value::Bits, expected Whole or Float"),
         };
         if redop == ReduceOp::PreMulSum { float * (1 + rank % 2) as f64 } else { float }
     });
@@ -279,8 +282,9 @@ pub fn hash(a: u64, b: u64, c: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Reduces the inputs in the given order. Computes in f64, and rounds to the element type after
-    /// every step.
+    /// Reduces the inputs of `n` ranks at index `i`, in the order of ranks that `order` gives.
+    /// Computes each step in f64, and rounds its result to the element type. Returns the bits of
+    /// the result.
     fn step_by_step(dtype: DType, redop: ReduceOp, n: usize, order: &[usize], round: u64, i: usize) -> u64 {
         let round_to_type = |float: f64| match dtype {
             DType::F16 => f16::from_f64(float).to_f64(),
@@ -380,7 +384,7 @@ mod tests {
     }
 
     #[test]
-    fn reduction_results_have_many_different_values() {
+    fn reduction_result_has_at_least_6_distinct_values() {
         fn varied<T: Sample>() {
             for redop in ReduceOp::ALL.into_iter().filter(|redop| redop.accepts(T::DTYPE)) {
                 for n in [1, 2, 8] {
@@ -401,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn bits_are_unchanged_by_conversion_to_an_element() {
+    fn element_made_from_bits_has_the_same_bits() {
         assert_eq!(i8::from_bits64(0xfd).bits64(), 0xfd);
         assert_eq!(poison::<bf16>().bits64(), 0xa5a5);
         assert_eq!(F8E4M3::from_bits64(0x7f).bits64(), 0x7f);

@@ -2,8 +2,8 @@
 
 use peerweave_types::DType;
 
-/// Evaluates an expression in which `$T` is the element type of `$dtype`. The macro is called with
-/// a list of element types, and panics if `$dtype` is not in this list.
+/// Evaluates `$call`, in which `$T` is the Rust type of the elements of `$dtype`. The invocation
+/// lists the element types for which `$call` is compiled. Panics if `$dtype` is not in this list.
 macro_rules! with_type_of {
     ($dtype:expr, $T:ident => $call:expr; $($number:ident $t:ty),*) => {
         match $dtype {

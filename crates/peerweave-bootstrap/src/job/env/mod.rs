@@ -36,9 +36,9 @@ pub trait Vars {
     /// Returns the value of a variable. Returns `None` if the variable is not set.
     fn var(&self, name: &str) -> Option<String>;
 
-    /// Returns a text that identifies the process that set the variable, such as a launcher. All
-    /// processes that the same launcher started get the same text. Returns `None` if the process
-    /// that set the variable is unknown, as in tests.
+    /// Returns a text that identifies the process that set the variable `_name`, such as a
+    /// launcher. All processes that the same launcher process started get the same text. By
+    /// default, returns `None`: the process is unknown.
     fn starter(&self, _name: &str) -> Option<String> {
         None
     }
@@ -77,9 +77,9 @@ struct Place {
     n_machines: u32,
     /// Text that distinguishes this job from all other jobs of this user.
     identity: String,
-    /// The rendezvous address, for the case that the job runs on several machines. `Err` if the
-    /// launcher provided no address. The two texts of the error are the name of the variable to
-    /// set, and the expected form of its value.
+    /// The rendezvous address to use if the job runs on several machines. `Err` if the launcher
+    /// provided no address. The error contains the name of the variable to set, and the expected
+    /// form of its value.
     across: Result<Endpoint, (&'static str, &'static str)>,
 }
 
@@ -105,9 +105,9 @@ impl Job {
             static ONCE: std::sync::Once = std::sync::Once::new();
             ONCE.call_once(|| {
                 let text = format!(
-                    "{name} is set, for example by {launcher}, but this variable does not identify the job of this process, so the job has one PE; \
-                     to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or Slurm, or set PEERWEAVE_PE and the other \
-                     variables of a job"
+                    "{name} is set, for example by {launcher}, but Peerweave cannot find a job with this variable alone, so this \
+                     process runs as a job of one PE; to start several PEs, use `peerweave run`, torchrun, Open MPI, MPICH or \
+                     Slurm, or set PEERWEAVE_PE and the other PEERWEAVE_ variables of a job"
                 );
                 warn(&text);
             });
@@ -125,10 +125,9 @@ impl Job {
         Ok(job)
     }
 
-    /// Returns the environment variables for the process of this PE. A launcher sets these
-    /// variables when it starts the process. From these variables, [`from_vars`](Self::from_vars)
-    /// reads a job in which the PE has the same position. The launcher of that job is
-    /// [`Launcher::Peerweave`].
+    /// Returns the environment variables that a launcher must set for the process of this PE. From
+    /// these variables, [`from_vars`](Self::from_vars) reads the same position, token and
+    /// rendezvous address, with the launcher [`Launcher::Peerweave`].
     ///
     /// The value of `PEERWEAVE_TOKEN` is a secret. Pass the variable in the environment, never on a
     /// command line.

@@ -57,10 +57,10 @@ pub(super) fn read(vars: &Reader<'_>) -> Result<Option<Place>, BootstrapError> {
     }))
 }
 
-/// Returns whether Slurm's `srun` set the PMI variables. If so, Slurm's variables are used instead,
-/// because they have the same numbering and contain more information. MPICH's Hydra can also set
-/// the PMI variables inside a Slurm allocation. Hydra starts one Slurm task on each machine, so its
-/// PMI numbers differ from Slurm's numbers.
+/// Returns whether Slurm's `srun` set the PMI variables. If so, Slurm's own variables are used,
+/// because they have the same numbering and contain more information. If MPICH's Hydra set the PMI
+/// variables inside a Slurm allocation, the PMI numbers differ from Slurm's numbers. The reason is
+/// that Hydra starts only one Slurm task on each machine.
 fn is_slurms(vars: &Reader<'_>) -> bool {
     let same = |name, other: &[&str]| {
         let value = vars.text(name);

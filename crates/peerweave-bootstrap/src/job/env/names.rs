@@ -103,7 +103,7 @@ pub const NOT_UNDERSTOOD: [(&str, &str); 10] = [
 ];
 
 /// Slurm: index of this PE in its step. An `salloc` shell has no such index and is not a PE. A
-/// batch script has the index 0, but is not a PE, because it is not part of an ordinary step.
+/// batch script has the index 0, but is not a PE, because `srun` did not start it.
 pub const SLURM_PROCID: &str = "SLURM_PROCID";
 /// Slurm: number of PEs in the step.
 pub const SLURM_STEP_NUM_TASKS: &str = "SLURM_STEP_NUM_TASKS";

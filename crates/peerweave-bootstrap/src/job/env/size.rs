@@ -1,7 +1,7 @@
 //! Parses sizes in bytes, such as `64M`, in environment variables, command-line options and route
 //! tables.
 
-/// Why a text is not a number of bytes, as returned by [`parse_bytes`].
+/// Error of [`parse_bytes`]: the reason why a text is not a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NotBytes {
     /// The text does not have the form that [`parse_bytes`] expects.

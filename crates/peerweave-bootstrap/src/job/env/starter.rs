@@ -28,7 +28,8 @@ pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
 
 /// Searches the ancestors of this process, from the parent upwards, for a process that lacks the
 /// environment variable `name`. Returns that process and `true`. If every ancestor has the
-/// variable, returns the most distant ancestor and `false`.
+/// variable, returns the most distant ancestor and `false`. Returns `None` if an ancestor cannot be
+/// read, or if the first [`MAX_GENERATIONS`] ancestors all have the variable and further ancestors.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {
@@ -57,14 +58,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn variable_is_not_found_by_a_part_of_the_name() {
+    fn environment_variable_is_found_only_by_its_full_name() {
         let environment = b"A=1\0PMI_RANK_MAP=x\0PMI_RANK=0\0";
         assert_eq!((value(environment, "PMI_RANK"), value(environment, "A")), (Some(&b"0"[..]), Some(&b"1"[..])));
         assert!(["PMI", "RANK", "B"].iter().all(|name| value(environment, name).is_none()));
     }
 
     #[test]
-    fn starter_is_the_parent_if_no_process_sets_the_variable() {
+    fn parent_that_lacks_the_variable_is_taken_as_the_launcher() {
         let parent = rustix::process::getppid().unwrap().as_raw_nonzero().get();
         let starter = of_variable("PEERWEAVE_NOBODY_SETS_THIS").unwrap();
         assert!(starter.starts_with(&format!("{parent} ")), "{starter}");

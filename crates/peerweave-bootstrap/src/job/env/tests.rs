@@ -172,7 +172,7 @@ fn error_for_an_invalid_environment_names_the_variable() {
 }
 
 #[test]
-fn incomplete_or_unsupported_launcher_variables_are_detected() {
+fn lone_launcher_variable_is_detected_and_gives_a_one_pe_job() {
     let found = |environment: &str| {
         let vars: HashMap<String, String> = environment
             .split_whitespace()
@@ -254,7 +254,7 @@ fn derived_rendezvous_and_token_differ_between_jobs() {
 }
 
 #[test]
-fn explicit_token_and_rendezvous_are_used() {
+fn peerweave_variables_override_derived_token_and_rendezvous() {
     let environment = format!(
         "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=2 MASTER_ADDR=x MASTER_PORT=1 PEERWEAVE_TOKEN={HEX} \
          PEERWEAVE_RENDEZVOUS=unix:@mine"
@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn job_without_a_token_gets_a_public_token_if_allowed() {
+fn public_token_is_derived_unless_a_token_is_set_or_required() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

@@ -50,8 +50,9 @@ struct Member {
     /// The PEs that were missing when this PE's latest request timed out. The list becomes empty
     /// when this PE makes its next request.
     in_vain: Vec<u32>,
-    /// The PE that this PE has named as the cause. If the connection of this PE closes, the server
-    /// reports the named PE as the cause. `None` if this PE has named no cause.
+    /// The PE because of which this PE is about to end, as this PE has reported with
+    /// [`Frame::Blame`]. If the connection of this PE then closes, the server reports that PE as
+    /// the cause.
     blames: Option<u32>,
 }
 
@@ -83,14 +84,13 @@ pub(crate) struct Board {
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
-    /// The first loss of a PE, or the end of the server. `None` before that. All later waits fail
-    /// with this fault.
+    /// The first fault: the first loss of a PE, or the end of the server. `None` if neither has
+    /// occurred. All later waits fail with this fault.
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// The number of rounds that a PE had entered when it left, and this PE. If several PEs have
-    /// left, the field holds one that had entered the fewest rounds. Rounds with this number or a
-    /// higher number cannot complete, because the PE does not enter them.
+    /// The lowest number of rounds that a PE had entered when it left, and that PE. Rounds with
+    /// this number or a higher number cannot complete, because that PE never enters them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -114,7 +114,8 @@ impl Board {
         }
     }
 
-    /// Returns the first loss of a PE, or the end of the server. Returns `None` before that.
+    /// Returns the first fault: the first loss of a PE, or the end of the server. Returns `None` if
+    /// neither has occurred.
     pub(crate) fn first_loss(&self) -> Option<&Fault> {
         self.broken.as_ref()
     }
@@ -458,10 +459,15 @@ impl Board {
         }
     }
 
-    /// Marks a PE as lost and fails all waits. The waits fail with the first loss of the job,
-    /// because later losses follow from it. If the last wait of the lost PE had timed out, the
-    /// reported cause is the PEs that were missing in this wait. Otherwise, the reported cause is
-    /// the PE that the lost PE had named, if it had named a PE. Otherwise, the cause is `fault`.
+    /// Marks a PE as lost, notifies all PEs of the loss, and fails all waits. The reported cause is
+    /// the first of these that exists:
+    ///
+    /// - the PEs that were missing when the lost PE's last request timed out
+    /// - the PE that the lost PE had named as the cause
+    /// - `fault`
+    ///
+    /// The waits fail with the first loss of the job, because later losses may be consequences of
+    /// it.
     fn lose(&mut self, pe: u32, fault: Fault, out: &mut Vec<Action>) {
         let members = &mut self.members;
         let mut missing = std::mem::take(&mut members[pe as usize].in_vain);

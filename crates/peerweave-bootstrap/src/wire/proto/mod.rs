@@ -87,8 +87,8 @@ pub enum Fault {
     GaveUp {
         /// The PE that left or disconnected.
         pe: u32,
-        /// The PEs that caused `pe` to give up, in ascending order. If no wait of `pe` had timed
-        /// out, this list contains one PE: the PE that `pe` had named as the cause.
+        /// The PEs that caused `pe` to give up, in ascending order: either the PEs for which `pe`
+        /// had waited until a timeout, or the one PE that `pe` had named as the cause.
         missing: Vec<u32>,
     },
     /// Two PEs made different calls.
@@ -114,8 +114,8 @@ pub enum Fault {
 }
 
 impl Fault {
-    /// Returns the reason why a PE is lost. Call this function only for a fault that is the loss of
-    /// a PE.
+    /// Converts this fault to the reason why a PE is lost. Must be called only if [`Self::pe`]
+    /// returns a PE.
     pub(crate) fn loss(&self) -> Loss {
         match self {
             Self::Left { .. } => Loss::Left,

@@ -1,4 +1,4 @@
-//! Collective operations as plain data. [`Collective::count`] lists which elements are counted for
+//! Collective operations as plain data. [`Collective::count`] documents what the count means for
 //! each kind of collective.
 
 use super::Place;
@@ -182,7 +182,8 @@ pub enum Special {
 }
 
 impl Special {
-    /// Returns the size, in bytes, of the elements that [`Collective::count`] counts.
+    /// Returns the size of an element, in bytes. [`Collective::count`] is a number of these
+    /// elements.
     pub fn element_bytes(&self) -> usize {
         match self {
             Self::Function(function) => function.element_bytes(),
@@ -223,7 +224,8 @@ impl Collective {
         if let Special::RmsNorm(norm) = self.special.as_deref()? { Some(norm) } else { None }
     }
 
-    /// Returns the size, in bytes, of the elements that [`count`](Self::count) counts.
+    /// Returns the size of an element, in bytes. [`count`](Self::count) is a number of these
+    /// elements.
     #[inline]
     pub fn element_bytes(&self) -> usize {
         self.special.as_deref().map_or(self.dtype.size_bytes(), Special::element_bytes)

@@ -38,8 +38,8 @@ pub trait BoundKernel: Send + Sync + fmt::Debug {
     /// allocated.
     unsafe fn run_thread(&self, context: *const KernelContext);
 
-    /// For each argument, in order, calls `with(address, size, alignment)`. The size and the
-    /// alignment are in bytes.
+    /// Calls `with(address, size, alignment)` for each argument, in the order of the kernel's
+    /// parameters. The size and the alignment are in bytes.
     fn arguments(&self, with: &mut dyn FnMut(*const u8, usize, usize));
 
     /// Calls the visitor for each memory view and each team in the arguments, in order. A team is

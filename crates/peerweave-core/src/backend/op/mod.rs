@@ -98,9 +98,9 @@ pub enum Op {
 }
 
 impl Op {
-    /// Returns whether the operation may contain a handle to heap memory, such as an `Arc`. Such an
-    /// operation must be dropped. Returns `false` for puts and for other operations that may take
-    /// only nanoseconds, because these operations contain only plain values.
+    /// Returns whether the operation may contain a handle to heap memory, such as an `Arc`, and
+    /// must therefore be dropped. All other operations contain only plain values, so their
+    /// destructor does nothing.
     #[inline(always)]
     pub(crate) fn owns_memory(&self) -> bool {
         match self {

@@ -82,8 +82,8 @@ impl WaitUntil {
         }
     }
 
-    /// Returns the name of the call that waits for this condition, such as `wait_until_all`. If
-    /// `mode` is [`WaitMode::Test`], the result is the name of the wait for the same condition.
+    /// Returns the name of the wait call for this condition, such as `wait_until_all`. A test
+    /// ([`WaitMode::Test`]) has the name of the wait for the same condition.
     pub fn call_name(&self) -> &'static str {
         match (self.until, &self.values) {
             (Until::All, WaitValues::Same(_)) if self.count == 1 => "wait_until",

@@ -1,5 +1,5 @@
-//! Calls that exchange the lengths of parts among the ranks. Before an exchange, a rank knows only
-//! the lengths of the parts that it sends.
+//! Exchanges of counts before an all-to-all-v or all-gather-v. Each rank knows only how many
+//! elements it sends. The exchange returns the counts of the other ranks.
 
 use crate::arguments::Parts;
 use crate::arguments::span::{borrowed, borrowed_mut};
@@ -60,10 +60,9 @@ impl Team {
         Ok(VectorCounts::packed(send_counts, counts(&received)))
     }
 
-    /// Tells all ranks how many elements each rank will contribute to a later all-gather-v. `count`
-    /// is the number of elements of this rank. Returns the [`Parts`] to pass to the all-gather-v,
-    /// with the length and the offset of each rank's part. The parts follow each other in rank
-    /// order, without gaps.
+    /// Exchanges the lengths of the parts of a later all-gather-v, to which this rank contributes
+    /// `count` elements. Returns the [`Parts`] to pass to the all-gather-v, with the length and the
+    /// offset of each rank's part. The parts follow each other in rank order, without gaps.
     ///
     /// The call is collective. It runs an [`all_gather_blocking`](Team::all_gather_blocking) of one
     /// element from each rank.

@@ -10,7 +10,8 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call, check};
 use peerweave_types::Number;
 
-/// Scans, also called prefix reductions. A scan combines the elements in rank order.
+/// Scans, also called prefix reductions. Rank `r` gets the reduction of the elements of ranks 0 to
+/// `r`, or 0 to `r - 1` in an exclusive scan. The elements are combined in rank order.
 ///
 /// # Collective
 /// Every rank of the team must make the call, with the same element type, count and reduction. All

@@ -106,9 +106,8 @@ enum Mode {
     TakeOver,
 }
 
-/// The additional time that a PE waits after its wait for the lock has failed, for example at the
-/// deadline. The PE waits for this time only if the holder has already chosen this PE as the next
-/// holder.
+/// The time that a PE continues to wait for the lock after its wait has failed, for example at the
+/// deadline. Applies only if the holder has already chosen the PE as the next holder.
 const GRACE: Duration = Duration::from_millis(100);
 
 impl World {
@@ -231,9 +230,10 @@ impl Lock {
         Ok(taken?.map(|taken_from| LockGuard { lock: self, taken_from }))
     }
 
-    /// Acquires the lock, and returns `Ok(Some(from))`. `from` is normally `None`. If
-    /// [`Mode::TakeOver`] took the lock from a holder that had died or left the job, `from` is that
-    /// holder. Returns `Ok(None)` if `mode` is [`Mode::Try`] and this PE may not take the lock now.
+    /// Acquires the lock, and returns `Ok(Some(from))`. `from` is the former holder if
+    /// [`Mode::TakeOver`] took the lock from a holder that had died or left the job, and otherwise
+    /// `None`. Returns `Ok(None)` if `mode` is [`Mode::Try`] and this PE may not take the lock now.
+    ///
     /// The caller has entered the gate (see `gate.rs`), so no other thread of this PE acquires the
     /// lock now.
     fn take(&self, call: &'static str, mode: Mode, start: Instant, end: Instant) -> Result<Option<Option<Pe>>> {
@@ -278,10 +278,12 @@ impl Lock {
     }
 
     /// Tries once to acquire the lock, without waiting. Returns `Ok(Ok(from))` if this PE now holds
-    /// the lock; [`Lock::take`] describes `from`. Returns `Ok(Err(state))` if this PE may not take
-    /// the lock now; `state` is the state of the lock. If `is_check` is true, the call also checks
-    /// whether the holder, or the PE to which the lock was passed on, has died, left the job or
-    /// given up.
+    /// the lock: see [`Lock::take`] for `from`. Returns `Ok(Err(state))`, with the state of the
+    /// lock, if this PE may not take the lock now.
+    ///
+    /// If `is_check` is `true`, the call also checks the PE that the state names: whether the
+    /// holder, or the PE to which the lock was passed on, has died or left the job, or whether the
+    /// latter has given up.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {

@@ -30,7 +30,7 @@ fn pass_on_late(lock: &Lock, holder: &Lock) {
 }
 
 #[test]
-fn lock_passed_to_a_pe_that_timed_out_is_free_for_other_pes() {
+fn lock_passed_to_a_timed_out_waiter_can_be_acquired_by_others() {
     let (_world, lock, holder) = both();
     pass_on_late(&lock, &holder);
     let guard = holder.try_lock().expect("no PE has died").expect("PE 1 does not wait any more");

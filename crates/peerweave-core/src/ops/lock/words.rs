@@ -61,8 +61,8 @@ impl State {
 
 /// The values of a PE's word. The word says whether the PE waits for the lock.
 mod waiting {
-    /// The initial value: the PE does not wait for the lock. The word also gets this value when the
-    /// holder chooses the PE as the next holder.
+    /// The PE does not wait for the lock (the initial value), or the holder has chosen the PE as
+    /// the next holder.
     pub(super) const NO: u64 = 0;
     /// The PE waits for the lock. When the holder chooses this PE as the next holder, it changes
     /// the word to [`NO`].
@@ -78,7 +78,8 @@ mod waiting {
 pub(super) struct Words {
     memory: Symmetric<u64>,
     team: Team,
-    /// The rank of the PE whose copy of the words all PEs use. `team` contains all PEs.
+    /// The rank, in the team of all PEs, of the PE that stores the words for all PEs. The copies on
+    /// other PEs are unused.
     home: Rank,
 }
 
@@ -118,8 +119,9 @@ impl Words {
         }
     }
 
-    /// Runs `direct` on the word at `index` if the host can access the word. Otherwise runs the
-    /// atomic operation `kind` on the word.
+    /// Performs an atomic operation on the word at `index`, and returns the result. If the host can
+    /// access the word, `direct` performs the operation. Otherwise the backend performs `kind` with
+    /// `operands`.
     fn access(
         &self,
         call: &'static str,

@@ -1,5 +1,5 @@
-//! Calls that wait for memory words of this PE, and calls that test these words. Each call has a
-//! separate value for each word, and compares the word with this value.
+//! Calls that wait for memory words of this PE, and calls that test these words. Each call takes
+//! one value for each word, and compares word `i` with value `i`.
 
 use crate::arguments::symmetric::Symmetric;
 use crate::backend::{Until, WaitMode, WaitValues};

@@ -18,10 +18,12 @@ use crate::gpu::{Access, AcqRel, Fence, Reduce, Relaxed, Release, Rmw, Sys};
 use peerweave_types::{KernelOp, Plain, SymSlice};
 
 impl Context {
-    /// Returns the address for an atomic operation at a PE; `None` if the PE is unreachable. If the
-    /// PE is mapped, returns the address of the element (`Ok`). If the PE is reached over the
-    /// network, returns the corresponding address in this PE's heap (`Err`), after a fence if
-    /// `strong` is true.
+    /// Returns the address for an atomic operation on `of[0]` on `pe`; `None` if `pe` is
+    /// unreachable. `Ok` is a pointer to the element of a mapped PE. `Err` is the corresponding
+    /// address in this PE's heap, for an operation over the network.
+    ///
+    /// Before access to a mapped PE, waits for this thread's bulk stores. Before access over the
+    /// network, makes a fence if `strong` is true.
     #[inline(always)]
     fn word<T: Plain>(&self, of: SymSlice<T>, pe: u32, strong: bool) -> Option<Result<*mut T, u64>> {
         assert!(!of.is_empty(), "the slice of an atomic operation is empty, expected at least one element");

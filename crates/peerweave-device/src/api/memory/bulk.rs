@@ -28,7 +28,8 @@ pub(crate) struct Lent {
 
 /// Number of bytes before the buffers: two barriers, and padding that aligns the buffers.
 const HEADER: u32 = 128;
-/// The size of a buffer is a multiple of this number of bytes.
+/// Alignment of the barriers and buffers in the lent memory, in bytes. The size of a buffer is a
+/// multiple of this number.
 const GRAIN: u32 = 128;
 
 impl Lent {

@@ -16,10 +16,9 @@ use crate::api::{Context, Failed, network};
 use crate::gpu::bulk;
 use peerweave_types::{FailureKind, KernelOp, Plain, SymSlice};
 
-/// Returns whether bulk copies (TMA) of `bytes` bytes are faster than copies by the threads of the
-/// scope. The limits were measured on H200. Every thread of a block executes this function for
-/// every put and get of the block. So the cheap comparison of the length precedes the read of the
-/// block size.
+/// Returns whether a bulk copy (TMA) of `bytes` bytes is faster than a copy by the threads of the
+/// scope. The minimum lengths were measured on H200. Every thread executes this function in each
+/// put and get, so the cheap comparison of the length precedes the read of the block size.
 #[inline(always)]
 fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     match (S::KIND, far) {
@@ -31,8 +30,8 @@ fn bulk_pays<S: Scope>(far: Far, bytes: usize) -> bool {
     }
 }
 
-/// Returns whether the first thread of the scope can start a bulk copy (TMA). Each thread passes as
-/// `can` whether the thread itself can start the copy; only the value of the first thread counts.
+/// Returns whether the first thread of the scope can start a bulk copy (TMA): the value that this
+/// thread passes as `can`. All threads of the scope call this function.
 ///
 /// If the result is true and the scope has several threads, earlier accesses of all these threads
 /// are ordered before the copy. In a scope of one thread, the function that starts the copy orders
@@ -103,10 +102,10 @@ impl Context {
         }
     }
 
-    /// Ends a put that uses bulk copies (TMA). Does nothing if `nbi` is true. Otherwise, a put of
-    /// one thread waits until the source can be reused. For a put of a warp or a block, only the
-    /// first thread calls this method, and waits until all data has been written. This longer wait
-    /// is needed because another thread of the warp or block may fence or signal next.
+    /// Waits at the end of a put that has started bulk copies (TMA), unless `nbi` is true. In a
+    /// scope of one thread, waits until the source can be reused. In a warp or a block, only the
+    /// first thread calls this method, and it waits until all data has been written. This longer
+    /// wait is needed because another thread of the scope may fence or signal next.
     #[inline(always)]
     fn leave_put<S: Scope, const GLOBAL: bool>(&self, nbi: bool) {
         if nbi {

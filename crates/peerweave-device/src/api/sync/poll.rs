@@ -46,9 +46,9 @@ impl Context {
     }
 
     /// Returns the pause that a wait makes between two polls. `missing` returns the PE for which
-    /// the thread waits. If that PE has left the job, the wait polls again, because the PE may
-    /// have satisfied the condition before it left. If this poll is unsuccessful too, the pause
-    /// fails.
+    /// the thread waits. If that PE has left the job, the pause allows one more poll, and then
+    /// fails. The last poll is needed because the PE may have satisfied the condition before it
+    /// left.
     #[cfg(not(target_arch = "nvptx64"))]
     fn unless_gone<'a>(&'a self, missing: &'a impl Fn() -> u32) -> impl Pause<Error = FailureKind> + 'a {
         let (mut spin, mut last) = (self.spin(), None);
@@ -63,9 +63,9 @@ impl Context {
         })
     }
 
-    /// The context may have a table of the PEs that have left the job. Returns word `index` of this
-    /// table; 0 if there is no table. Word 0 is not 0 if any PE has left the job. The words after
-    /// it have one bit for each PE of the job.
+    /// Returns word `index` of the table of PEs that have left the job; 0 if the context has no
+    /// such table. Word 0 is not 0 if any PE has left. The later words have one bit for each PE of
+    /// the job.
     #[cfg(not(target_arch = "nvptx64"))]
     #[inline]
     fn gone_word(&self, index: usize) -> u64 {
@@ -92,10 +92,11 @@ impl Context {
         pe < self.raw().n_pes && self.gone_word(1 + pe as usize / 64) >> (pe % 64) & 1 != 0
     }
 
-    /// Like [`Self::poll`], but called by all threads of a block. Only threads that pass `true` as
-    /// `polls` call `look`; the other threads only wait for them. The call returns when `look` has
-    /// returned a value on each polling thread, or when the wait of a thread has failed. Writes
-    /// that one thread has acquired are visible to all threads of the block.
+    /// Like [`Self::poll`], but called by all threads of a block. A thread with `polls == true`
+    /// calls `look` until it returns a value. The other threads do not call `look`. The call
+    /// returns when `look` has returned a value on each polling thread, or when the wait of a
+    /// thread has failed. Writes that one thread has acquired are visible to all threads of the
+    /// block.
     ///
     /// # Errors
     /// [`Failed`] on all threads of the block, if the wait of any thread fails.

@@ -21,8 +21,7 @@ pub struct AwaitedWords<V, X> {
     pub size: u32,
     /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison of each integer with another value. The function in the field `value` returns
-    /// this other value for the index of the integer.
+    /// The comparison of each integer with the value that the field `value` returns for its index.
     pub compare: Compare,
     /// Function that returns the value with which the integer at an index is compared.
     pub value: V,
@@ -44,7 +43,10 @@ impl Context {
     fn look_at_word<V, X>(&self, of: &AwaitedWords<V, X>, index: usize) -> u64 {
         let size = u64::from(of.size);
         let at = of.bytes.offset().0 + index as u64 * size;
-        assert!(index < of.count() && at.is_multiple_of(size), "an awaited integer lies outside the slice or is not aligned");
+        assert!(
+            index < of.count() && at.is_multiple_of(size),
+            "the index of an awaited integer lies outside the slice, or the integer is not aligned to its size"
+        );
         if size == 8 {
             let word = address::<u64>(self.my_base() + at);
             // SAFETY: the integer lies in the slice, which is memory of this PE's heap, and is
@@ -93,8 +95,9 @@ impl Context {
         self.fail(kind, Report { expected, found, pe: KernelStatus::NONE, ..Report::of(operation) })
     }
 
-    /// Waits for every integer that is not excluded, until its comparison has been true once.
-    /// Returns the bits of the last of these integers; `None` if all integers are excluded.
+    /// Waits for each integer that is not excluded, in the order of indices, until the integer
+    /// satisfies the comparison. Returns the bits of the integer with the highest index; `None` if
+    /// all integers are excluded.
     ///
     /// # Ordering
     /// Acquire, for each integer.

@@ -34,17 +34,16 @@ struct Given {
     parity: u32,
 }
 
-/// Puts `bytes` bytes to every member of the team. The bytes for rank `r` are in this PE's heap at
-/// offset `from + r * stride`. They are put to offset `to` in the heap of rank `r`. When the
-/// function returns, puts over the network may be outstanding.
+/// Puts `bytes` bytes to every member of the team, including this PE. Copies them from offset
+/// `from + r * stride` of this PE's heap to offset `to` of the heap of rank `r`. When the function
+/// returns, puts over the network may be outstanding.
 ///
-/// This PE first puts to itself, and then to the higher ranks and the lower ranks in order. So not
-/// all PEs put to the same member at the same time.
+/// This PE puts to itself first, then to the higher ranks, and last to the lower ranks. So the
+/// members do not all put to the same member at the same time.
 ///
 /// # Safety
-/// All four parts are from one context of this thread: the pointer `raw`, the PE numbers `pes`, the
-/// heap addresses `bases` and the shared memory `lent`. The target range, and the source ranges for
-/// all ranks, lie in every member's heap.
+/// `raw`, `pes`, `bases` and `lent` are from one context of this thread. The target range and the
+/// source ranges for all ranks lie in every member's heap.
 #[inline(never)]
 #[expect(clippy::too_many_arguments, reason = "separate parameters stay in registers; a struct would be placed in memory")]
 unsafe fn give_each<S: Scope>(
@@ -91,7 +90,7 @@ unsafe fn give_each<S: Scope>(
 /// divided among `threads` threads, and this thread has number `thread`.
 ///
 /// # Errors
-/// If this PE is not in the team.
+/// If the team does not exist, or if this PE is not a member.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread, and all members are mapped. Every
@@ -191,7 +190,7 @@ unsafe fn reach_all<Here>(
 /// members.
 ///
 /// # Errors
-/// If this PE is not in the team.
+/// If the team does not exist, or if this PE is not a member.
 ///
 /// # Safety
 /// As for [`combine_near`], but a member need not be mapped if this PE can reach the member over
@@ -251,9 +250,9 @@ unsafe fn combine_far<T: Reducible, C: Combine<T>>(
     Ok(())
 }
 
-/// Puts `bytes` bytes of this PE's own result to the members that are not mapped. All threads of
-/// the scope call this function, after they have written the result. The next synchronisation of
-/// the team completes the puts.
+/// Puts `bytes` bytes at the offset `result` of this PE's heap to the same offset on each member
+/// that is not mapped. All threads of the scope call this function, after they have written these
+/// bytes. The next synchronisation of the team completes the puts.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread. Every member's heap has `bytes`
@@ -447,10 +446,9 @@ macro_rules! scoped {
     ($scope:ident, $words:literal: $broadcast:ident, $fcollect:ident, $alltoall:ident, $reduce:ident, $reducescatter:ident) => {
         impl Context {
             #[doc = concat!("Copies `from` on the member with rank `root` to `to` on every member. Called by ", $words, ".")]
-            /// Every member makes this call, in a block whose index is the same on all members.
-            /// Even before another member makes this call, the call of the member `root` may
-            /// overwrite `to` on that member. If the lengths of `to` and `from` differ, the shorter
-            /// length is used.
+            /// Every member makes this call, in a block whose index is the same on all members. The
+            /// call of the member `root` may overwrite `to` on members that have not yet made this
+            /// call. If the lengths of `to` and `from` differ, the shorter length is used.
             ///
             /// # Errors
             /// As for [`Self::barrier`]. [`FailureKind::NoSuchPeer`] if `root` is not a rank of the

@@ -63,8 +63,7 @@ impl Meeting {
     const SEVERAL: u32 = u32::MAX;
 }
 
-/// Returns a number that identifies a team and a scope. [`Meeting::key`] contains this number for
-/// the cached addresses.
+/// Returns the value of [`Meeting::key`] for a team and a scope.
 #[inline(always)]
 fn key<S: Scope>(team: KernelTeam) -> u32 {
     team.index() << 2 | S::KIND as u32
@@ -159,7 +158,7 @@ impl Context {
     }
 
     /// Announces the arrival of this PE to all members, and waits until all members have arrived.
-    /// The threads of the scope first synchronise, and then all of them call this method.
+    /// All threads of the scope `S` call this method, after they have synchronised.
     #[inline(always)]
     fn exchange<S: Scope, O: Order>(&self, of: (KernelTeam, KernelOp), meeting: Meeting) -> Result<(), Failed> {
         let (raw, pes, bases) = self.parts();
@@ -358,8 +357,9 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     }
 }
 
-/// Ends a synchronisation. If `outcome` is an error on any thread of the scope, writes the old
-/// epoch `before` to the address `epoch` again, and returns an error on all threads.
+/// Ends a synchronisation that had the result `outcome` on this thread. If any thread of the scope
+/// has an error, restores the old epoch `before` at the address `epoch`, and returns an error on
+/// all threads.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -445,7 +445,7 @@ fn epoch_of(at: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
-/// Stores a new epoch at the address `at`, from which [`epoch_of`] loads it.
+/// Stores `epoch` as the epoch at the address `at` (see [`epoch_of`]).
 #[inline(always)]
 fn count(at: u64, epoch: u64) {
     // SAFETY: as in `epoch_of`.

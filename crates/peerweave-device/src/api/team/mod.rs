@@ -49,8 +49,8 @@ const NO_TEAM: TeamEntry = TeamEntry {
     reserved: 0,
 };
 
-/// Returns the table entry of a team, which the host has written; `None` if the team does not
-/// exist.
+/// Returns the entry of a team in the table that the host has written; `None` if the index of the
+/// team is outside this table.
 #[inline(always)]
 fn entry_of(raw: &KernelContext, team: KernelTeam) -> Option<TeamEntry> {
     if team.index() >= raw.n_teams {

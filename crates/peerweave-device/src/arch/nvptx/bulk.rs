@@ -184,9 +184,8 @@ pub fn commit() {
     }
 }
 
-/// Waits until the bulk stores of this thread have read their sources. The wait ignores the newest
-/// `PENDING` groups of bulk stores. After the call, the shared memory from which the other groups
-/// store can be reused.
+/// Waits until this thread's bulk stores have read their sources, except the stores in the newest
+/// `PENDING` groups. After the call, the shared memory that these stores have read can be reused.
 #[inline(always)]
 pub fn wait_read<const PENDING: usize>() {
     #[cfg(target_feature = "sm_90")]

@@ -52,7 +52,7 @@ fn against_an_abort(call: fn(&Guarded)) {
 }
 
 #[test]
-fn abort_during_an_immediate_entry_frees_no_value_in_use() {
+fn abort_during_a_try_lock_of_the_gate_frees_no_value_in_use() {
     against_an_abort(|shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -76,7 +76,7 @@ fn abort_during_a_blocking_call_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_the_entry_of_a_reader_frees_no_value_in_use() {
+fn abort_during_a_shared_gate_entry_frees_no_value_in_use() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -85,9 +85,9 @@ fn abort_during_the_entry_of_a_reader_frees_no_value_in_use() {
     });
 }
 
-/// Tests an abort while a thread removes its mark as possibly blocked in NCCL (`leave_blocking`).
-/// The abort in this test does not wait for marked threads. The abort waits only for unmarked
-/// threads inside the gate (the communicator's lock).
+/// Tests an abort while another thread returns from NCCL. That thread removes its mark as possibly
+/// blocked (`leave_blocking`), checks the gate, and then uses the guarded value. The abort waits
+/// only for threads inside the gate that are not marked.
 #[test]
 fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
     loom::model(|| {
@@ -144,9 +144,9 @@ fn abort_during_a_state_change_frees_no_value_in_use() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
-/// A revocation first changes the state. The revoking thread then calls NCCL as a reader of the
-/// gate, marked as possibly blocked. A finalizing thread does not wait for marked readers. This is
-/// safe, because the finalization fails if the state has changed.
+/// Tests a finalization during a revocation. The revocation first changes the state, and then calls
+/// NCCL as a reader that is marked as possibly blocked. The finalization does not wait for marked
+/// readers. This is safe, because the finalization fails if the state has changed.
 #[test]
 fn finalize_during_revoke_frees_no_value_in_use() {
     loom::model(|| {
@@ -176,7 +176,7 @@ fn finalize_during_revoke_frees_no_value_in_use() {
 }
 
 #[test]
-fn call_inside_the_gate_sees_all_writes_of_earlier_calls() {
+fn thread_inside_the_gate_sees_all_writes_of_earlier_holders() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so this
     // test checks that.

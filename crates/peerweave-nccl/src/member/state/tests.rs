@@ -32,7 +32,7 @@ fn gate_admits_one_thread_at_a_time_and_wakes_every_waiter() {
 /// Calls and an abort race repeatedly. The abort must wait for every thread that entered before the
 /// gate was closed.
 #[test]
-fn drained_gate_has_no_thread_inside() {
+fn gate_drain_waits_for_all_threads_that_entered_before_close() {
     let (mut got_in, mut refused) = (0, 0);
     for round in 0..3_000 {
         let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
@@ -75,7 +75,7 @@ fn gate_that_one_thread_has_entered_refuses_other_threads() {
 }
 
 #[test]
-fn immediate_gate_entry_succeeds_only_on_live_communicators() {
+fn try_lock_of_the_gate_fails_in_all_states_except_live() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("the gate is open");
@@ -152,7 +152,7 @@ fn waiter_is_notified_when_the_gate_closes() {
 }
 
 #[test]
-fn drain_waits_past_its_limit_for_a_thread_not_blocked_in_nccl() {
+fn gate_drain_has_no_timeout_for_threads_not_blocked_in_nccl() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
@@ -169,7 +169,7 @@ fn drain_waits_past_its_limit_for_a_thread_not_blocked_in_nccl() {
 }
 
 #[test]
-fn drain_of_a_gate_times_out_while_a_reader_is_blocked_in_nccl() {
+fn gate_drain_times_out_while_a_reader_is_blocked_in_nccl() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
@@ -183,7 +183,7 @@ fn drain_of_a_gate_times_out_while_a_reader_is_blocked_in_nccl() {
 }
 
 #[test]
-fn gate_state_changes_only_from_the_expected_state() {
+fn gate_state_change_fails_if_the_given_old_state_is_wrong() {
     let gate = Gate::default();
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
     gate.set(State::Revoked).expect("the gate is open");
@@ -192,7 +192,7 @@ fn gate_state_changes_only_from_the_expected_state() {
 }
 
 #[test]
-fn gate_closes_only_from_the_expected_state() {
+fn gate_close_fails_if_the_given_old_state_is_wrong() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     // A revocation enters as a reader.
@@ -219,7 +219,7 @@ fn gate_can_be_closed_only_once() {
 }
 
 #[test]
-fn entry_into_a_busy_gate_fails_at_the_deadline() {
+fn exclusive_gate_entry_times_out_while_a_thread_is_inside() {
     let gate = Gate::default();
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
@@ -228,7 +228,7 @@ fn entry_into_a_busy_gate_fails_at_the_deadline() {
 }
 
 #[test]
-fn gate_entry_succeeds_only_in_allowed_states() {
+fn gate_entry_fails_if_the_state_is_not_in_the_allowed_set() {
     let gate = Gate::default();
     gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));

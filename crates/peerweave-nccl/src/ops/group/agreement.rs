@@ -56,13 +56,12 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
     Ok(())
 }
 
-/// The communicator of one rank in the group. Counts the collectives and the paired transfers of
-/// this rank. A transfer is a send or a receive. A transfer is paired if its matching call is in
-/// the same group.
+/// A rank that issues calls in the group: its communicator, and two counts that the checks of the
+/// group update.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of this rank's collectives, including the collectives before this group. The function
-    /// `collectives` counts the collectives of the group.
+    /// Number of this rank's last collective that was checked. At first, this is the number of
+    /// collectives that the rank has issued before this group.
     collectives: u64,
     /// Number of paired sends and receives of this rank in the group. For a paired send or receive,
     /// the matching call is in the same group.
@@ -214,8 +213,9 @@ fn is_predefined(op: ncclRedOp_t) -> bool {
     op.0 <= ncclRedOp_t::ncclAvg.0
 }
 
-/// A call, formatted for an error message. The last field is a peer of the calling rank. For
-/// `AllToAllV`, the message contains only the lengths of the transfers to and from this peer.
+/// A call, formatted for an error message. The third field is used only for `AllToAllV`. The
+/// message then contains the lengths of the transfers between the calling rank and the rank in this
+/// field.
 struct Shown<'a>(Call, &'a Operations, Rank);
 
 impl fmt::Display for Shown<'_> {

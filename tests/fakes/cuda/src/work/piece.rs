@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn nor_condition_of_a_stream_wait_ignores_bits_above_the_word() {
+    fn stream_wait_value_nor_ignores_bits_above_a_32_bit_word() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }

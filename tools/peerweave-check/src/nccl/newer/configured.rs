@@ -35,7 +35,10 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
         ("a tag", CollConfig::new().profiler_tag(42)),
         ("a preference for the ring algorithm", CollConfig::new().algorithms("ring").force_algorithms(Switch::Off)),
         ("a vendor option whose value is a number", CollConfig::new().vendor_option(option(VendorValue::Number(7)))),
-        ("a vendor option whose value is a text", CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned())))),
+        (
+            "a vendor option whose value is a string",
+            CollConfig::new().vendor_option(option(VendorValue::Text("seven".to_owned()))),
+        ),
     ];
     let (mut send, mut recv) = (alloc::<f32>(part, comm.n_ranks() * 40_000)?, alloc::<f32>(part, comm.n_ranks() * 40_000)?);
     for (what, config) in &options {

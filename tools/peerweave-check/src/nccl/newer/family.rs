@@ -38,9 +38,9 @@ pub(super) fn shrink(part: &Part<'_>) -> Outcome {
     Ok(comm.abort(super::DEADLINE)?)
 }
 
-/// Splits the communicator into a communicator of the even ranks and one of the odd ranks. In both,
-/// the ranks are in descending order of their old numbers. Checks the new communicator that
-/// contains this rank.
+/// Splits the communicator into two: one of the even ranks and one of the odd ranks, each in
+/// descending order of the old ranks. Checks the size, the rank and an all-reduce of the new
+/// communicator that contains this rank.
 fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
     part.step(&format!("{what}: splitting the ranks into even and odd ranks"));
     let (n, rank) = (comm.n_ranks(), comm.rank().index());
@@ -49,8 +49,11 @@ fn halves(part: &Part<'_>, comm: &Communicator, what: &str) -> Outcome {
         return Err(super::Failed("split with a color returned no communicator, expected a communicator".to_owned()));
     };
     let expected = (n - rank).div_ceil(2) - 1;
-    part.check(half.n_ranks() == (n + 1 - rank % 2) / 2, || format!("{what}: wrong number of ranks in {half:?}"));
-    part.check(half.rank().index() == expected, || format!("{what}: found {half:?}, expected rank {expected}"));
+    let size = (n + 1 - rank % 2) / 2;
+    part.check(half.n_ranks() == size, || format!("{what}: the new communicator is {half:?}, expected {size} ranks"));
+    part.check(half.rank().index() == expected, || {
+        format!("{what}: the new communicator is {half:?}, expected this rank to be rank {expected}")
+    });
     part.computes(&half, what)?;
     Ok(half.finalize(super::DEADLINE)?)
 }
@@ -145,7 +148,7 @@ fn after(part: &Part<'_>, comm: &Communicator) -> Outcome {
 /// revoking the communicator.
 pub(super) fn revoke_stuck(part: &Part<'_>) -> Outcome {
     if part.ranks() < 2 {
-        part.note("not run: the check of a call that cannot complete needs two GPUs");
+        part.note("not run: a call that waits for another rank needs two GPUs");
         return Ok(());
     }
     let comm = part.communicator(&Config::new())?;

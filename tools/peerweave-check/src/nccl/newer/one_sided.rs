@@ -23,7 +23,7 @@ const CONTEXTS: u32 = 2;
 /// Creates a communicator with as many signals and contexts as the checks use. Returns the
 /// communicator, the number of signals and the number of contexts.
 fn made(part: &Part<'_>) -> Result<(Communicator, u32, u32), super::Failed> {
-    if part.is_since("several signals and contexts", Version::new(2, 31, 0)) {
+    if part.is_since("more than one signal or context", Version::new(2, 31, 0)) {
         let config = Config::new().num_rma_sig(SIGNALS).num_rma_ctx(CONTEXTS);
         return Ok((part.communicator(&config)?, SIGNALS, CONTEXTS));
     }
@@ -93,7 +93,7 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
     groups(part, &comm)?;
     part.step("finalize");
     comm.finalize(super::DEADLINE)?;
-    if part.is_since("signals without windows", Version::new(2, 31, 0)) {
+    if part.is_since("signals without registered windows", Version::new(2, 31, 0)) {
         bare(part)?;
     }
     Ok(())
@@ -101,7 +101,7 @@ pub(super) fn eager(part: &Part<'_>) -> Outcome {
 
 /// Checks signals on a communicator that has no registered windows.
 fn bare(part: &Part<'_>) -> Outcome {
-    part.step("signals without windows");
+    part.step("signals without registered windows");
     let comm = part.communicator(&Config::new().rma_eager_init(Switch::On).num_rma_sig(2))?;
     let (n, rank, stream) = (comm.n_ranks(), comm.rank().index(), &part.stream);
     let signal = Signal { index: 1, context: 0 };
@@ -118,7 +118,7 @@ fn bare(part: &Part<'_>) -> Outcome {
             comm.wait_signal(stream, &waits)?;
         }
         let done = part.wait(&comm);
-        part.check(done.is_ok(), || format!("signals without windows, round {round}"));
+        part.check(done.is_ok(), || format!("the wait for signals without registered windows failed in round {round}"));
         done?;
     }
     Ok(comm.finalize(super::DEADLINE)?)
@@ -150,7 +150,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
             &format!("put_signal of {len} elements of type {} from index {from} to index {to}", T::DTYPE),
         )?;
     }
-    part.step(&format!("deregistering the window of {}", T::DTYPE));
+    part.step(&format!("deregistering the window of type {}", T::DTYPE));
     Ok(room.window.deregister(&part.stream, super::DEADLINE)?)
 }
 
@@ -159,7 +159,7 @@ fn ring<T: Sample>(part: &Part<'_>, comm: &Communicator, half: usize) -> Outcome
 /// calls. Also checks a put from a rank to itself.
 fn counted(part: &Part<'_>, comm: &Communicator, signal: Signal) -> Outcome {
     const LEN: usize = 300;
-    part.step(&format!("the number of received signals, with {signal:?}"));
+    part.step(&format!("waiting for five signals in three calls, with {signal:?}"));
     let (next, before) = next_and_before(comm);
     let stream = &part.stream;
     let mut room = room::<u32>(part, comm, 3 * LEN)?;

@@ -42,7 +42,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     });
     part.meet()?;
     let team = comm.lsa_team()?;
-    part.note(format!("rank 0: LSA team {team:?}, own memory {:#x}", memory.address()));
+    part.note(format!("rank 0: LSA team {team:?}, address of the window {:#x}", memory.address()));
     let mine = DeviceMemory::from_slice(stream, &vec![0u32; LEN])?;
     for peer in 0..n {
         for offset in [0, 1, LEN / 2, LEN - 1] {
@@ -99,7 +99,7 @@ pub(super) fn all(part: &Part<'_>) -> Outcome {
     if part.has("fabric endpoints", "ncclGetPeerDeviceLeInfo") {
         let endpoint = registered.peer_endpoint(Rank::new(0), 0);
         let typed = matches!(&endpoint, Ok(_) | Err(NcclError::Nccl(_)));
-        part.check(typed, || format!("peer_endpoint returned {endpoint:?}"));
+        part.check(typed, || format!("peer_endpoint returned {endpoint:?}, expected an endpoint or an error from NCCL"));
         part.note(format!("peer_endpoint returned {endpoint:?}"));
     }
     part.meet()?;

@@ -42,7 +42,7 @@ pub(super) fn properties(part: &Part<'_>) -> Outcome {
         if let Some((name, value)) = params.iter().next() {
             let again = part.nccl().param(name)?;
             part.check(again.as_ref() == Some(value), || {
-                format!("param({name}) is {again:?}, expected {value:?} as listed by params")
+                format!("param({name}) returned {again:?}, expected Some({value:?}), the value that params() returned")
             });
         }
         let unknown = part.nccl().param("NCCL_NO_SUCH_PARAMETER")?;
@@ -86,7 +86,7 @@ pub(super) fn options(part: &Part<'_>) -> Outcome {
         ("signals", Config::new().num_rma_sig(7)),
         ("eager initialization of one-sided calls", Config::new().rma_eager_init(Switch::On)),
         ("host CFT mode with fallback", Config::new().host_cft_mode(HostCftMode::Fallback)),
-        ("operations of NVLink switches (NVLS) disabled", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
+        ("host calls without NVLink switches (NVLS)", Config::new().nvls_host_mode(NvlsHostMode::Disable)),
     ];
     for (what, config) in options {
         part.step(what);

@@ -195,7 +195,7 @@ fn kinds(part: &Part<'_>, comm: &Communicator) -> Outcome {
         let memory = alloc::<f32>(part, lens(comm.rank().index()))?;
         let registered = window(comm, &memory, WindowKind::SYMMETRIC)?;
         let right = (0..comm.n_ranks()).all(|rank| registered.len_of(Rank::new(rank as u32)).is_ok_and(|len| len == lens(rank)));
-        part.check(right, || "len_of returned a wrong length, expected the length that each rank registered".to_owned());
+        part.check(right, || "len_of differs from the registered length for at least one rank".to_owned());
         let mut first = memory.slice(0..1024)?;
         first.copy_from(&part.stream, &pattern(comm.rank().index(), 1024))?;
         comm.all_reduce_in_place(&part.stream, &mut first, ReduceOp::Sum)?;
