@@ -177,12 +177,12 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE gave up because of the PEs in `missing`, and left or disconnected. Either a wait for
-    /// these PEs had timed out, or the PE had called
-    /// [`report_root_cause`](crate::Rendezvous::report_root_cause) with one PE.
+    /// The PE left or disconnected because other PEs are missing or have failed. Before that, a
+    /// wait of the PE for these other PEs had timed out, or the PE had named one of them with
+    /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
-        /// The PEs that caused the lost PE to give up, in ascending order: either the PEs for which
-        /// it had waited until a timeout, or the one PE that it had passed to `report_root_cause`.
+        /// The other PEs, in ascending order: either the PEs for which the lost PE had waited until
+        /// a timeout, or the one PE that it had passed to `report_root_cause`.
         missing: Vec<Pe>,
     },
     /// The launcher reported that the PE's process has ended. The value is the launcher's message.
@@ -209,7 +209,7 @@ pub enum Refusal {
     /// This PE has already joined. Either the same process joins twice, or another process has the
     /// same PE number. A PE cannot join again even after it has left or died.
     AlreadyJoined,
-    /// The number of PEs that this PE passed differs from the number that the server expects.
+    /// This PE expects a job of another number of PEs than the server.
     NPes,
     /// The protocol version of this PE differs from the protocol version of the server.
     Version,

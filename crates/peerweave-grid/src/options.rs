@@ -117,8 +117,9 @@ pub struct Options<'a> {
     pub deadline: Duration,
     /// Stack size of each thread in bytes. A stack overflow ends the process.
     pub stack_bytes: usize,
-    /// Approximate maximum number of threads that are started and have not returned. Cooperative
-    /// grids may exceed this number. Until a grid ends, at least one of its blocks is running.
+    /// Approximate maximum number of threads that are started and have not returned. A cooperative
+    /// grid may exceed this number, because all its blocks start at once. At least one block of
+    /// each unfinished grid is always started, even if this number is too small for the block.
     pub resident_threads: usize,
     /// Function that the run calls when every thread waits for memory to change.
     pub on_idle: Option<&'a dyn Fn()>,

@@ -103,10 +103,10 @@ mod access {
     use core::arch::x86_64::__m128i;
     use peerweave_device::gpu::Vector;
 
-    /// Reads the line at `from`.
+    /// Reads the 16 bytes at `from`.
     ///
     /// # Safety
-    /// As for [`super::load`], for one line.
+    /// As for [`super::load`], for 16 bytes.
     #[inline(always)]
     pub(super) unsafe fn load(from: *const Vector) -> Vector {
         let value: __m128i;
@@ -161,10 +161,10 @@ mod access {
         unsafe { [AtomicU64::from_ptr(low), AtomicU64::from_ptr(low.add(1))] }
     }
 
-    /// Reads the line at `from`.
+    /// Reads the 16 bytes at `from`.
     ///
     /// # Safety
-    /// As for [`super::load`], for one line.
+    /// As for [`super::load`], for 16 bytes.
     #[inline(always)]
     pub(super) unsafe fn load(from: *const Vector) -> Vector {
         // SAFETY: guaranteed by the caller.

@@ -161,7 +161,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
 }
 
 #[test]
-fn repeated_failed_peer_checks_do_not_exhaust_the_heap() {
+fn check_peers_frees_its_heap_memory_if_data_is_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);

@@ -23,7 +23,7 @@ use std::time::{Duration, Instant};
 
 fn main() -> ExitCode {
     peerweave_tests::main(
-        named![absent, joining, stage, finalizing, leaving, mixture],
+        named![absent, joining, stage, finalizing, leaving, chain, mixture],
         named![
             errors_name_a_pe_killed_before_it_joins,
             errors_name_a_pe_killed_while_it_joins,
@@ -39,6 +39,8 @@ fn main() -> ExitCode {
             errors_name_a_pe_whose_thread_panics,
             timeout_errors_name_a_stopped_pe,
             timeout_errors_do_not_name_a_pe_that_waits_too,
+            timeout_errors_do_not_name_a_waiting_pe_that_is_stopped,
+            errors_name_a_pe_killed_after_a_long_wait,
             pe_that_resumes_before_the_deadline_is_awaited,
             errors_name_a_pe_killed_at_a_random_instant,
             job_with_more_pes_than_processors_has_no_errors,
@@ -430,6 +432,41 @@ fn timeout_errors_do_not_name_a_pe_that_waits_too() {
             assert_eq!(error.blamed(), [Pe::new(0)], "PE {pe}: {error}");
         }
     }
+}
+
+/// PE 0 makes no call. Each other PE receives from the PE before it.
+fn chain(seat: &Seat) {
+    let (world, mut received) = (seat.join(), [0u64]);
+    let me = world.my_pe().get();
+    world.team().barrier_blocking().unwrap();
+    say("ready");
+    match me {
+        0 => sleep(3 * STOPPED),
+        _ => say_outcome(world.team().recv_blocking(&mut received, Rank::new(me - 1))),
+    }
+}
+
+/// Starts [`chain`] on three PEs. Calls `interrupt` after PE 1 has waited for more than half of its
+/// deadline. Checks that PE 2 then names PE `expected`.
+fn interrupted_chain(interrupt: impl FnOnce(&mut Running), expected: usize) {
+    let mut running = Job::new("chain", 3).deadline(STOPPED).start();
+    running.all_say(0..3, "ready");
+    sleep(STOPPED * 3 / 4);
+    interrupt(&mut running);
+    let line = running.line(2);
+    assert!(line.starts_with(&format!("lost {expected} |")), "PE 2 does not name PE {expected}: {line}");
+    running.succeed([2]);
+}
+
+fn timeout_errors_do_not_name_a_waiting_pe_that_is_stopped() {
+    interrupted_chain(|running| running.signal(1, Signal::STOP), 0);
+}
+
+fn errors_name_a_pe_killed_after_a_long_wait() {
+    let kill = |running: &mut Running| {
+        running.kill(1);
+    };
+    interrupted_chain(kill, 1);
 }
 
 fn pe_that_resumes_before_the_deadline_is_awaited() {

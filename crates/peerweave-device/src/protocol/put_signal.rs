@@ -192,13 +192,13 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         self.included().next().is_none()
     }
 
-    /// Like [`Several::test_all`].
+    /// Returns whether each word that is not excluded satisfies its condition.
     #[inline]
     pub fn test_all(&self) -> bool {
         self.included().all(|index| (self.look)(index).is_some())
     }
 
-    /// Like [`Several::test_any`].
+    /// Returns the lowest index of a word that is not excluded and satisfies its condition.
     #[inline]
     pub fn test_any(&self) -> Option<usize> {
         self.included().find(|&index| (self.look)(index).is_some())
@@ -222,7 +222,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         None
     }
 
-    /// Like [`Several::test_some`].
+    /// Calls `found` with the index and the value of each word that is not excluded and satisfies
+    /// its condition. Returns the number of calls.
     #[inline]
     pub fn test_some(&self, mut found: impl FnMut(usize, V)) -> usize {
         let mut count = 0;
@@ -235,7 +236,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         count
     }
 
-    /// Like [`Several::wait_all`].
+    /// Waits for each word that is not excluded, in the order of indices, until that word satisfies
+    /// its condition. Returns the value of the last word; `None` if all words are excluded.
     ///
     /// # Errors
     /// The error that `pause` returns.
@@ -248,7 +250,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         Ok(last)
     }
 
-    /// Like [`Several::wait_any`].
+    /// Waits until a word that is not excluded satisfies its condition. Returns the lowest index of
+    /// such a word. Returns `None` immediately if all words are excluded.
     ///
     /// # Errors
     /// The error that `pause` returns.
@@ -270,7 +273,8 @@ impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
         pause::until(pause, || self.test_any_from(start)).map(Some)
     }
 
-    /// Like [`Several::wait_some`].
+    /// Waits until at least one word that is not excluded satisfies its condition. Then calls
+    /// `found` with the index and the value of each such word. Returns the number of calls.
     ///
     /// # Errors
     /// The error that `pause` returns.

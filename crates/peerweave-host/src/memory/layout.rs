@@ -138,8 +138,8 @@ pub(crate) struct TeamWords {
     /// Progress word of this rank: the epoch of its latest operation, the number of completed
     /// phases, and whether the rank has failed. See `sync/step.rs`.
     pub(crate) progress: LoneWord,
-    /// The failure word of this rank for the team: see `sync/root_cause.rs`. If the word is not 0,
-    /// this rank runs no more operations of the team.
+    /// The failure word of this rank for the team: see `sync/root_cause.rs`. If the word contains a
+    /// failure, this rank runs no more operations of the team.
     pub(crate) failure: LoneWord,
     /// For each entry line, the full parameters of the call. Ranks compare the parameters if the
     /// signatures of two calls differ.

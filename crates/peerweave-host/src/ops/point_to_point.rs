@@ -154,7 +154,7 @@ impl Transfers {
                 Err(Stop::Failed(_)) if std::mem::take(&mut look_again) => {}
                 Err(Stop::Failed(error)) => {
                     let team = &self.pending().next().expect("a wait fails only while a transfer is pending").team;
-                    let error = team.name_cause(&shared.peers, *error, 1);
+                    let error = team.name_cause(&shared.peers, *error, false);
                     self.skip(shared, &error);
                     return Err(error.into());
                 }

@@ -9,7 +9,8 @@
 //!
 //! The state word in a block contains the number of the call and its phase. Only the owner of the
 //! block starts a call in the block. The owner and the leader change the phase of the call. Any
-//! other member may only end the call, and only while the call waits. Each change is a
+//! other member may only end a call that waits. If it ends the call because of different lists, it
+//! first writes the other list to the block. Each change is a
 //! compare-and-swap of the whole state word. So a change fails if the call has already ended.
 
 use crate::memory::layout::{MAX_TEAMS, TeamCallWords};

@@ -2,7 +2,7 @@
 //! of that other PE in a failure word in shared memory. PEs that detect the failure follow these
 //! words from PE to PE, until they find the first failure.
 //!
-//! A failure word is 0, or contains the number of a PE and the cause of that PE's failure. Only one
+//! A failure word is 0, or contains the number of a PE and the cause of its failure. Only one
 //! PE writes each word. Each PE has one failure word for each team. It has another failure word in
 //! its page (its own part of the shared memory), for the failures of all its operations.
 //!

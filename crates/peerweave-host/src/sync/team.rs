@@ -172,26 +172,33 @@ impl TeamState {
         let entered = |block: &TeamBlock| block.words().entry[line_of(next)].has(next);
         let ranks = self.members.iter().copied().zip(&self.blocks);
         let missing: Vec<usize> = ranks.filter(|&(pe, block)| pe != peers.me && !entered(block)).map(|(pe, _)| pe).collect();
-        self.at_fault(peers, &missing)
+        self.at_fault(peers, &missing, true)
     }
 
     /// Returns the PEs that are at fault if the PEs `missing` have not arrived. If the word of a
     /// missing PE names another PE for which it waits, that other PE is at fault instead. The
-    /// function follows the words from PE to PE.
-    fn at_fault(&self, peers: &Peers, missing: &[usize]) -> Vec<usize> {
-        let reported = |pe: usize| {
+    /// function follows the words from PE to PE. If the words lead in a circle, or in a collective
+    /// to a PE that has arrived, they do not show which PE is at fault: the result is then the
+    /// missing PE.
+    fn at_fault(&self, peers: &Peers, missing: &[usize], is_collective: bool) -> Vec<usize> {
+        let awaited = |pe: usize| {
             let rank = self.members.iter().position(|&member| member == pe)?;
-            root_cause::pe_of(self.blocks[rank].words().failure.word.load(Ordering::Acquire)).map(Pe::index)
+            let word = self.blocks[rank].words().failure.word.load(Ordering::Acquire);
+            // A PE that has ended while it waited is itself at fault.
+            let is_stale = word & root_cause::PROVISIONAL != 0 && peers.liveness.gone(pe).is_some();
+            root_cause::pe_of(word).map(Pe::index).filter(|_| !is_stale)
         };
         let cause = |pe: usize| {
-            if pe == peers.me {
-                return pe;
-            }
             let mut seen = vec![peers.me, pe];
-            while let Some(next) = reported(seen[seen.len() - 1]).filter(|next| !seen.contains(next)) {
-                seen.push(next);
+            loop {
+                let last = seen[seen.len() - 1];
+                match awaited(last).filter(|&next| next != last) {
+                    Some(next) if seen.contains(&next) => return pe,
+                    Some(next) => seen.push(next),
+                    None if is_collective && !missing.contains(&last) => return pe,
+                    None => return last,
+                }
             }
-            seen[seen.len() - 1]
         };
         let mut at_fault: Vec<usize> = missing.iter().copied().map(cause).collect();
         at_fault.sort_unstable();
@@ -199,33 +206,37 @@ impl TeamState {
         at_fault
     }
 
-    /// Returns `error`, the failure of an operation of the team. If `error` is a timeout, replaces
-    /// the missing PEs by the PEs at fault. If the team had already failed, returns `error`
-    /// unchanged.
+    /// Returns `error`, the failure of a collective or of a send or receive of the team. If `error`
+    /// is a timeout, replaces the missing PEs by the PEs at fault. If the team had already failed,
+    /// returns `error` unchanged.
     ///
     /// A missing PE may itself wait for another PE. It has published this if the wait is long, but
-    /// its wait may have begun later. So if at least `least` PEs are missing, this function reads
-    /// what the missing PEs publish until their words lead to one PE at fault, but for at most
-    /// [`REPORT_GRACE`]. Meanwhile, the word of this PE names a missing PE.
+    /// its wait may have begun later. So this function reads what the missing PEs publish until
+    /// their words lead to one PE at fault, but for at most [`REPORT_GRACE`]. Meanwhile, the word
+    /// of this PE names a missing PE. A PE that is missing alone from a collective is at fault,
+    /// because all PEs for which it may wait have arrived.
     #[cold]
-    pub(crate) fn name_cause(&self, peers: &Peers, error: Error, least: usize) -> Error {
+    pub(crate) fn name_cause(&self, peers: &Peers, error: Error, is_collective: bool) -> Error {
         let Error::Timeout(mut timeout) = error else { return error };
         let missing: Vec<usize> = timeout.missing.iter().map(|pe| pe.index()).collect();
-        if self.failure().is_some() {
+        if missing.is_empty() || is_collective && missing.len() == 1 || self.failure().is_some() {
             return Error::Timeout(timeout);
         }
-        let patience = if missing.len() < least { Duration::ZERO } else { REPORT_GRACE };
         let word = &self.blocks[self.rank].words().failure.word;
         let own = root_cause::encode(&Error::Timeout(timeout.clone()), peers.me) | root_cause::PROVISIONAL;
-        let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
+        let at_fault_now = || {
+            // The word may contain the report of another wait of this PE, until that wait ends.
+            let _ = word.compare_exchange(0, own, Ordering::Release, Ordering::Relaxed);
+            self.at_fault(peers, &missing, is_collective)
+        };
         let start = Instant::now();
-        let (mut at_fault, mut since) = (self.at_fault(peers, &missing), start);
+        let (mut at_fault, mut since) = (at_fault_now(), start);
         // The PE at fault according to the words so far may itself publish another PE soon.
         let is_known =
             |at_fault: &[usize], since: Instant| at_fault.len() == 1 && at_fault != missing && since.elapsed() >= STABLE;
-        while start.elapsed() < patience && !is_known(&at_fault, since) {
+        while start.elapsed() < REPORT_GRACE && !is_known(&at_fault, since) {
             std::thread::sleep(Duration::from_millis(1));
-            let now = self.at_fault(peers, &missing);
+            let now = at_fault_now();
             if now != at_fault {
                 (at_fault, since) = (now, Instant::now());
             }

@@ -111,6 +111,15 @@ struct Report<'a> {
     value: u64,
 }
 
+impl Report<'_> {
+    /// Returns the value in the word, and does not clear the word.
+    fn into_value(self) -> u64 {
+        let value = self.value;
+        std::mem::forget(self);
+        value
+    }
+}
+
 impl Drop for Report<'_> {
     fn drop(&mut self) {
         // The exchange fails if the team has failed in the meantime. The word keeps the failure.
@@ -137,14 +146,15 @@ impl<'a> SlowWait<'a> {
     /// if the wait is long. A PE whose deadline passes then does not name this PE as the cause. The
     /// report ends with the wait. Does nothing if another wait of this PE in the team has reported.
     pub(crate) fn report(&mut self, peers: &'a Peers, slot: usize, awaited: usize) {
-        let value = root_cause::waits_for(awaited);
-        let is_due = self.report_at.is_some_and(|at| Instant::now() >= at);
-        if !is_due || self.report.as_ref().is_some_and(|report| report.value == value) {
+        if self.report_at.is_none_or(|at| Instant::now() < at) {
             return;
         }
+        let (word, value) = (&peers.segments.team_words(peers.me, slot).failure.word, root_cause::waits_for(awaited));
+        // The report of another team ends before this report.
+        let earlier = self.report.take_if(|report| std::ptr::eq(report.word, word));
         self.report = None;
-        let word = &peers.segments.team_words(peers.me, slot).failure.word;
-        if word.compare_exchange(0, value, Ordering::Release, Ordering::Relaxed).is_ok() {
+        let expected = earlier.map_or(0, Report::into_value);
+        if word.compare_exchange(expected, value, Ordering::Release, Ordering::Relaxed).is_ok() {
             self.report = Some(Report { word, value });
         }
     }

@@ -207,7 +207,8 @@ impl CommProperties {
         self.since(31, 0).then_some(self.raw.devCommRuntimeVersionSize)
     }
 
-    /// Returns whether kernels can address memory in the fabric by logical endpoints (CFT).
+    /// Returns whether kernels can use NCCL's Compute Fabric Transport (CFT), which addresses the
+    /// memory of other GPUs in the fabric by logical endpoints.
     /// Requires NCCL 2.32.
     pub fn cft(&self) -> Option<bool> {
         self.since(32, 0).then_some(self.raw.cftSupport != 0)

@@ -178,9 +178,7 @@ impl Turn {
             // The operation is not complete, so it keeps its turn until the task is driven again.
             Err(Stop::BudgetSpent) => return outcome,
             Err(Stop::Failed(error)) => {
-                // A rank that is missing alone waits for another rank only in a receive of the
-                // team. Its word then names the other rank, if it has waited for long.
-                let error = team.name_cause(step.peers, *error, 2);
+                let error = team.name_cause(step.peers, *error, true);
                 fail(&step, &error);
                 Err(error.into())
             }

@@ -137,7 +137,7 @@ fn waiter_is_notified_of_a_state_change() {
 }
 
 #[test]
-fn waiter_is_notified_when_the_gate_closes() {
+fn waiting_thread_wakes_when_the_communicator_closes() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     std::thread::scope(|scope| {
