@@ -161,11 +161,15 @@ fn stopped_leader_is_named_by_each_pe_that_times_out() {
 #[test]
 fn errors_of_repeated_agreements_name_the_stopped_leader() {
     let old = Old::new(3, &[]);
-    let over = AtomicBool::new(false);
-    let stop = || {
-        while !over.load(Ordering::Acquire) {
+    let (is_stopped, over) = (AtomicBool::new(false), AtomicBool::new(false));
+    let wait_for = |flag: &AtomicBool| {
+        while !flag.load(Ordering::Acquire) {
             thread::sleep(Duration::from_millis(1));
         }
+    };
+    let stop = || {
+        is_stopped.store(true, Ordering::Release);
+        wait_for(&over);
         Err(())
     };
     let again = |pe: usize, first: u64| {
@@ -179,6 +183,8 @@ fn errors_of_repeated_agreements_name_the_stopped_leader() {
     };
     let outcomes = thread::scope(|scope| {
         scope.spawn(|| old.pe(0, |survivors| survivors.agree(soon(60_000), stop, |_, _| Ok(Ticket::NONE))));
+        // If the other PEs arrived first, the leader would decide and never wait.
+        wait_for(&is_stopped);
         let threads = [scope.spawn(again(1, 3000)), scope.spawn(again(2, 4000))];
         let outcomes = threads.map(|thread| thread.join().expect("no PE panics"));
         over.store(true, Ordering::Release);

@@ -294,11 +294,11 @@ pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Ins
         let group = GROUPS.fetch_add(1, Ordering::Relaxed) + 1;
         inside.iter().for_each(|(inner, _)| inner.group.store(group, Ordering::Release));
     }
-    let dived = inside.iter().try_for_each(|(inner, inside)| inner.enter_blocking(call, inside));
-    if dived.is_err() {
+    let entered = inside.iter().try_for_each(|(inner, inside)| inner.enter_blocking(call, inside));
+    if entered.is_err() {
         leave_blocking_all(inside);
     }
-    dived
+    entered
 }
 
 /// Removes the marks that [`enter_blocking_all`] has set. Called after NCCL has returned.

@@ -127,13 +127,11 @@ pub(crate) struct Abort {
 /// handles.
 struct SharedContext(CUcontext);
 
-// SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
-// thread and synchronises its use. The `Arc` beside it keeps the context alive. A failure would be
-// caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is only compared, never dereferenced. A failure would be caught by the
+// test `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
-// SAFETY: the shared pointer is only compared, or passed to the driver, which accepts it on any
-// thread and synchronises its use. The `Arc` beside it keeps the context alive. A failure would be
-// caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer is only compared, never dereferenced. A failure would be caught by the
+// test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous with which a communicator was created.
@@ -369,7 +367,15 @@ impl Inner {
         patience: impl FnOnce() -> Duration,
     ) -> Result<Inside<'_>, NcclError> {
         self.nccl.not_forked(call)?;
-        self.gate.enter(allowed, patience).map_err(|refused| self.refused(call, refused))
+        let waited = Cell::new(Duration::ZERO);
+        let limit = || {
+            waited.set(patience());
+            waited.get()
+        };
+        self.gate.enter(allowed, limit).map_err(|refused| match refused {
+            Refused::State(state) => self.dead(call, state),
+            Refused::Busy => self.timeout(call, waited.get()),
+        })
     }
 
     /// Marks this thread as possibly blocked in NCCL, before a call of NCCL that may block. Fails

@@ -72,7 +72,7 @@ fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
         _ if ending.timed_out => "--timeout expired".to_owned(),
         Some(failure) => format!("PE {} {}", failure.pe, failure.status),
-        None => "all processes ended, but no process wrote a result".to_owned(),
+        None => "all processes ended, but the launcher did not receive all results".to_owned(),
     };
     if last_complaint.is_empty() { how } else { format!("{how}; the last output line that is not a result: {last_complaint}") }
 }
@@ -134,6 +134,6 @@ mod tests {
             "PE 1 exited with status 1; the last output line that is not a result: PE 0: no GPU"
         );
         assert_eq!(why(&Ending { timed_out: true, ..Ending::default() }, ""), "--timeout expired");
-        assert_eq!(why(&Ending::default(), ""), "all processes ended, but no process wrote a result");
+        assert_eq!(why(&Ending::default(), ""), "all processes ended, but the launcher did not receive all results");
     }
 }

@@ -143,8 +143,10 @@ impl Output {
     fn close(&mut self, target: Target) {
         self.closed[target as usize] = true;
         for queue in &mut self.queues {
+            if queue.pieces.front().is_some_and(|(to, _)| *to == target) {
+                queue.written_bytes = 0;
+            }
             queue.pieces.retain(|(to, _)| *to != target);
-            queue.written_bytes = 0;
         }
         self.queued_bytes = self.queues.iter().flat_map(|queue| &queue.pieces).map(|(_, bytes)| bytes.len()).sum();
     }
@@ -167,4 +169,22 @@ fn same_file() -> bool {
     };
     let (out, err) = (rustix::stdio::stdout(), rustix::stdio::stderr());
     matches!((identity(out.as_fd()), identity(err.as_fd())), (Ok(a), Ok(b)) if a == b)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn closing_a_stream_keeps_the_partly_written_line_of_the_other() {
+        let mut output = Output { same_file: false, ..Output::new() };
+        output.line(Target::Stdout, b"", b"dropped");
+        output.line(Target::Stderr, b"", b"half of this line is written");
+        output.queues[Target::Stdout as usize].written_bytes = 3;
+        output.queues[Target::Stderr as usize].written_bytes = 14;
+        output.close(Target::Stdout);
+        let [dropped, kept] = &output.queues;
+        assert_eq!((dropped.pieces.len(), dropped.written_bytes), (0, 0));
+        assert_eq!((kept.pieces.len(), kept.written_bytes), (1, 14));
+    }
 }
