@@ -250,7 +250,8 @@ impl Collectives {
     }
 
     /// Returns an explanation of a call: the algorithm that Peerweave's kernels would use, and the
-    /// reason for this choice. All ranks get the same explanation.
+    /// reason for this choice. All ranks get the same explanation. The shape of the launch is that of
+    /// a call that is not in place.
     pub fn explain(&self, query: &Query) -> Explanation {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }

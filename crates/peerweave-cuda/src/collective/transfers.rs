@@ -179,7 +179,7 @@ impl Collectives {
             if sum == 0 {
                 continue;
             }
-            let is_combined = wave.in_place || limits.max_blocks < 2;
+            let is_combined = route::is_combined(limits, wave.in_place);
             let is_whole = addresses.is_multiple_of(LINE_BYTES as u64);
             let (common, route) = match form {
                 Form::Lines => (&self.staging.channels, route::parts(most, limits)),

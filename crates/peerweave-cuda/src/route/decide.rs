@@ -10,7 +10,7 @@ use peerweave_core::backend::CollectiveKind;
 use peerweave_types::{DType, ReduceOp};
 
 use super::table::OwnRow;
-use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_lines, parts, ring};
+use super::{Limits, Method, Route, RouteTable, Routes, banks_hold_parts, by_lines, is_combined, parts, ring};
 
 /// The provider of the kernels that carry out a collective call: Peerweave, NCCL, or both.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -219,7 +219,7 @@ impl Routes {
             AllReduceRmsNorm => only(OwnPath::Norm),
             _ if limits.ranks < 2 => only(OwnPath::Copy),
             // Ranks have parts of different lengths.
-            AllToAllV | AllGatherV | GatherV | ScatterV => only(OwnPath::Messages(ring(limits, false))),
+            AllToAllV | AllGatherV | GatherV | ScatterV => only(OwnPath::Messages(ring(limits, is_combined(limits, false)))),
             _ if query.count == 0 => only(OwnPath::Nothing),
             AllReduce | Reduce => {
                 let (route, because, refused) = self.reduction(query.kind, bytes, limits);
@@ -348,7 +348,7 @@ pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
 
 /// Returns the launch shape of a kernel that sends messages of `bytes` bytes.
 fn message(bytes: u64, limits: &Limits) -> Route {
-    if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, false) }
+    if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, is_combined(limits, false)) }
 }
 
 /// Fails if NCCL's result could have other bits than the result of Peerweave's kernels, which
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn route_has_at_most_max_blocks_or_the_two_of_a_ring() {
+    fn max_blocks_limits_the_blocks_of_every_route() {
         let routes = routes();
         for max_blocks in [1, 4, 32] {
             let limits = Limits { max_blocks, ..limits(4) };
@@ -448,8 +448,7 @@ mod tests {
                     else {
                         panic!("{decision:?}")
                     };
-                    // Messages through rings need at least one pair of blocks.
-                    assert!(route.blocks <= max_blocks.max(2), "{kind:?} of {bytes}: {route:?}");
+                    assert!(route.blocks <= max_blocks, "{kind:?} of {bytes}: {route:?}");
                 }
             }
         }
@@ -544,7 +543,7 @@ mod tests {
     }
 
     #[test]
-    fn reduce_scatter_of_partial_lines_is_explained_by_the_length() {
+    fn reduce_scatter_of_partial_16_byte_lines_is_not_chunked() {
         let routes = routes();
         let kind = CollectiveKind::ReduceScatter;
         let decide = |bytes| {
@@ -561,7 +560,7 @@ mod tests {
     }
 
     #[test]
-    fn forced_method_without_a_row_is_explained_by_the_table() {
+    fn forced_method_that_the_route_table_lacks_is_refused() {
         let text = RouteTable::builtin("sm_90").to_string();
         let chunked: Vec<&str> = text.lines().filter(|line| !line.starts_with("own") || line.contains("chunked")).collect();
         let routes = Routes::new(RouteTable::parse("a table", &chunked.join("\n")).expect("the table is valid"));

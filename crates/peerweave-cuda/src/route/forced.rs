@@ -194,7 +194,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn text_of_forced_methods_parses_back_to_the_same_methods() {
+    fn list_of_forced_methods_round_trips_through_text() {
         let forced: Forced = " all=own, all_reduce=chunked,".parse().unwrap();
         assert_eq!(forced.get(CollectiveKind::AllReduce), Some(Method::Chunked));
         assert_eq!(forced.get(CollectiveKind::Scatter), Some(Method::Own));

@@ -112,8 +112,16 @@ pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
 /// block both sends and receives chunks. Otherwise, blocks work in pairs: one block sends, and the
 /// other block receives.
 pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
+    debug_assert!(is_combined || limits.max_blocks > 1, "one block is not a pair");
     let pairs = ring_pairs(limits.max_blocks);
     if is_combined { Route::new(Algorithm::Chunked, pairs, 512) } else { Route::new(Algorithm::Chunked, 2 * pairs, 256) }
+}
+
+/// Returns whether each block of a kernel that sends messages through rings both sends and receives
+/// chunks. This is so in place, because a block sends a chunk before it overwrites the chunk, and if
+/// one block must do both.
+pub(crate) fn is_combined(limits: &Limits, in_place: bool) -> bool {
+    in_place || limits.max_blocks < 2
 }
 
 /// Returns the length of a chunk in 16-byte lines, at most `slot_lines`. A message of `bytes` bytes
