@@ -327,7 +327,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "share: rank is 2")]
-    fn batch_share_of_a_rank_outside_the_team_panics() {
+    fn asking_for_the_share_of_a_rank_outside_the_team_panics() {
         share(BATCH, 2, 2);
     }
 

@@ -159,7 +159,7 @@ fn final_loss_does_not_depend_on_the_number_of_pes() {
 }
 
 #[test]
-fn ring_attention_results_do_not_depend_on_the_kernel_option() {
+fn ring_attention_output_is_equal_with_and_without_kernel() {
     for n_pes in [1, 3] {
         let by_kernel = run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--kernel", "--passes", "1"]);
         assert_eq!(tagged(&by_kernel), tagged(&run(env!("CARGO_BIN_EXE_ring-attention"), n_pes, &["--passes", "1"])));
@@ -167,7 +167,7 @@ fn ring_attention_results_do_not_depend_on_the_kernel_option() {
 }
 
 #[test]
-fn tensor_parallel_mlp_results_do_not_depend_on_kernel_option() {
+fn tensor_parallel_mlp_output_is_equal_with_and_without_kernel() {
     let program = env!("CARGO_BIN_EXE_tensor-parallel-mlp");
     for n_pes in [1, 3] {
         let small = ["--tokens", "5", "--hidden", "36", "--inner", "70", "--passes", "1"];

@@ -52,7 +52,7 @@ fn views_of_symmetric_memory_cover_the_same_bytes_on_all_ranks() {
 }
 
 #[test]
-fn handle_from_an_offset_or_address_refers_to_that_memory() {
+fn symmetric_handle_can_be_made_from_an_offset_or_address() {
     Fakes::new().cuda().run(|| {
         for n_pes in [1, 3] {
             check(n_pes, views::are_found_by_offset_and_address);

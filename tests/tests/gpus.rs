@@ -40,7 +40,7 @@ fn every_collective_on(hosts: &[&str], shape: &str, types: &[DType], passes: usi
 }
 
 #[test]
-fn waits_work_for_all_types_and_wait_any_starves_no_word() {
+fn waits_accept_every_type_and_a_wait_for_any_word_is_fair() {
     Fakes::new().cuda().run(|| {
         common::pes_that_may_fail(2, options(), |gpu| {
             let backend = Cuda::new(gpu.expect("the GPU is set up")).expect("the backend starts");
@@ -63,7 +63,7 @@ fn on_gpus(n_pes: u32, program: impl Fn(peerweave::World) + Sync) {
 }
 
 #[test]
-fn contexts_order_and_complete_operations_independently() {
+fn context_operations_are_correct_and_quiet_is_per_context() {
     Fakes::new().cuda().run(|| {
         on_gpus(2, |world| {
             contexts::all_operations(&world);

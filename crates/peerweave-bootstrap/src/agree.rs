@@ -44,8 +44,8 @@ pub struct Failure {
 /// The reason why a call of [`agree`] failed.
 #[derive(Debug)]
 pub enum Disagreement {
-    /// This PE called [`agree`] with a [`Failure`] as `outcome`. The other PEs have been notified
-    /// of the failure.
+    /// This PE itself passed a [`Failure`] as `outcome` to [`agree`]. The other PEs have been
+    /// notified of the failure.
     Own,
     /// Another PE called [`agree`] with a [`Failure`] as `outcome`, or sent invalid data.
     Failed {
@@ -56,8 +56,8 @@ pub enum Disagreement {
     },
     /// Two PEs made different calls.
     Diverged {
-        /// The first PE in the list of members. The calls of the other members are compared with
-        /// the call of this PE.
+        /// The first PE in the list of members. The calls of all other members are compared with
+        /// the call of this first PE.
         one: Pe,
         /// Description of the call that PE `one` made.
         one_has: String,
@@ -68,8 +68,8 @@ pub enum Disagreement {
     },
     /// The rendezvous failed, so this PE does not know the outcomes of the other PEs. It is also
     /// unknown whether the other PEs got this PE's `outcome`, and whether [`agree`] succeeded on
-    /// them. One error occurs on all PEs: [`BootstrapError::Mismatch`], if the PEs passed different
-    /// labels with [`Members::All`].
+    /// them. In one case, all PEs get this variant: if they passed different labels with
+    /// [`Members::All`], the error is [`BootstrapError::Mismatch`].
     Rendezvous(BootstrapError),
 }
 
@@ -219,8 +219,8 @@ fn encode(call: &str, outcome: Result<&[u8], &Failure>) -> Vec<u8> {
     statement
 }
 
-/// The decoded report of one PE in a round: a description of the PE's call, and the PE's blob or
-/// its failure.
+/// What one PE sends to the other PEs in a round, decoded: a description of the PE's call, and the
+/// PE's blob or its failure.
 type Statement<'a> = (&'a str, Result<&'a [u8], Received<'a>>);
 
 /// A [`Failure`] that was received from another PE.

@@ -177,8 +177,8 @@ pub enum Loss {
     /// The PE has called [`leave`](crate::Rendezvous::leave), but a call of another PE still needs
     /// the PE that left.
     Left,
-    /// The PE left or disconnected because other PEs are missing or have failed. Before that, a
-    /// wait of the PE for these other PEs had timed out, or the PE had named one of them with
+    /// The PE has left the job, or its connection has closed, after a failure of other PEs. Either
+    /// the PE had waited for the other PEs until a timeout, or the PE had named one of them with
     /// [`report_root_cause`](crate::Rendezvous::report_root_cause).
     GaveUp {
         /// The other PEs, in ascending order: either the PEs for which the lost PE had waited until
@@ -209,7 +209,7 @@ pub enum Refusal {
     /// This PE has already joined. Either the same process joins twice, or another process has the
     /// same PE number. A PE cannot join again even after it has left or died.
     AlreadyJoined,
-    /// This PE expects a job of another number of PEs than the server.
+    /// This PE and the server have different numbers of PEs for the job.
     NPes,
     /// The protocol version of this PE differs from the protocol version of the server.
     Version,

@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "unit_bytes is 100, expected a power of two")]
-    fn unit_that_is_not_a_power_of_two_panics() {
+    fn allocation_unit_that_is_not_a_power_of_two_panics() {
         let _ = FirstFit::new(100);
     }
 

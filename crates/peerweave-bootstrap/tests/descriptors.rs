@@ -84,7 +84,7 @@ fn exchanged_descriptors_arrive_in_member_order() {
 }
 
 #[test]
-fn descriptor_call_with_one_member_returns_its_own_descriptor() {
+fn sole_member_receives_the_descriptor_that_it_passed() {
     let alone = Rendezvous::join(&Job::single(), Options::default()).unwrap();
     let members = pes([0]);
     assert_eq!(content(alone.share_descriptor(&members, Some(memory(b"mine"))).unwrap()), b"mine");
@@ -276,7 +276,7 @@ fn many_unidentified_connections_do_not_block_members() {
 }
 
 #[test]
-fn server_socket_ends_with_the_server_after_a_descriptor_call() {
+fn server_socket_closes_at_shutdown_after_descriptor_sharing() {
     let party = Party::new(2);
     let members = pes(0..2);
     let names = party.run(0..2, |rendezvous| {

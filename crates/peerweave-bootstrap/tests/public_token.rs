@@ -46,17 +46,17 @@ fn warnings_of(test: &str) -> usize {
 }
 
 #[test]
-fn public_token_causes_exactly_one_warning_for_a_tcp_server() {
+fn two_tcp_servers_with_a_derived_token_print_only_one_warning() {
     if std::env::var_os(COPY).is_some() {
         return (0..2).for_each(|_| join_and_leave(&unused_address()));
     }
-    assert_eq!(warnings_of("public_token_causes_exactly_one_warning_for_a_tcp_server"), 1);
+    assert_eq!(warnings_of("two_tcp_servers_with_a_derived_token_print_only_one_warning"), 1);
 }
 
 #[test]
-fn public_token_causes_no_warning_for_a_unix_socket_server() {
+fn unix_socket_server_with_a_derived_token_prints_no_warning() {
     if std::env::var_os(COPY).is_some() {
         return join_and_leave(&Endpoint::random_unix().expect("the system provides random numbers"));
     }
-    assert_eq!(warnings_of("public_token_causes_no_warning_for_a_unix_socket_server"), 0);
+    assert_eq!(warnings_of("unix_socket_server_with_a_derived_token_prints_no_warning"), 0);
 }

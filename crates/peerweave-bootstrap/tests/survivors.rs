@@ -58,7 +58,7 @@ fn pes(numbers: &[u32]) -> Vec<Pe> {
 }
 
 #[test]
-fn all_survivors_become_members_in_their_old_order() {
+fn agreed_members_are_all_survivors_in_the_old_pe_order() {
     for (n_pes, dead) in [(2, vec![]), (3, vec![0]), (4, vec![1, 2]), (8, vec![0, 7]), (130, vec![0, 64, 129])] {
         let old = Old::new(n_pes, &dead);
         let left: Vec<usize> = (0..n_pes).filter(|pe| !dead.contains(pe)).collect();
@@ -136,7 +136,7 @@ fn failed_agreement_names_the_absent_pe_and_can_be_repeated() {
 }
 
 #[test]
-fn stopped_leader_is_named_by_each_pe_that_times_out() {
+fn agreement_timeout_names_the_hung_leader_on_each_pe() {
     let old = Old::new(3, &[]);
     let given_up = AtomicBool::new(false);
     let stopped = |_: u64, _: &[Pe]| {
@@ -159,7 +159,7 @@ fn stopped_leader_is_named_by_each_pe_that_times_out() {
 }
 
 #[test]
-fn errors_of_repeated_agreements_name_the_stopped_leader() {
+fn agreement_timeout_names_the_hung_leader_on_each_retry() {
     let old = Old::new(3, &[]);
     let (is_stopped, over) = (AtomicBool::new(false), AtomicBool::new(false));
     let wait_for = |flag: &AtomicBool| {

@@ -284,8 +284,8 @@ pub fn read_committed(folder: &Path) -> std::io::Result<Vec<(Variant, String)>> 
     Ok(read)
 }
 
-/// Returns whether this build script runs in the second Cargo, which compiles the crate for the
-/// GPU.
+/// Returns whether this build script runs in the second Cargo. The build script of the first Cargo
+/// has started the second Cargo, to compile the crate for the GPU.
 fn in_second_cargo() -> bool {
     env::var("TARGET").is_ok_and(|target| target == TARGET) || env::var_os(compile::INSIDE).is_some()
 }

@@ -10,9 +10,9 @@ use std::process::{Command, Stdio};
 /// The form in which a compiler provides `core` for [`TARGET`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Core {
-    /// Source code, which is compiled together with the kernels.
+    /// Source code of `core`, which is compiled together with the kernels.
     Sources,
-    /// A precompiled library. It lacks the functions that implement panics, so kernels must not
+    /// A precompiled `core`. It lacks the functions that implement panics, so kernels must not
     /// contain code that can panic.
     Compiled,
 }

@@ -142,8 +142,8 @@ pub(crate) fn select<T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     select_of::<MAX_RANKS, T>(k, value)
 }
 
-/// Like [`select`], but reads only the first `W` elements. `W` is 2, 4 or 8, and `k` must be less
-/// than `W`.
+/// Like [`select`], but calls `value` only for the indices below `W`. `W` is 2, 4 or 8, and `k`
+/// must be less than `W`.
 #[inline(always)]
 pub(crate) fn select_of<const W: usize, T: Copy>(k: u32, value: impl Fn(usize) -> T) -> T {
     let either = |bit: u32, low: T, high: T| if k & bit == 0 { low } else { high };

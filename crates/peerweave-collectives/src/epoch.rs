@@ -26,15 +26,16 @@
 
 use peerweave_device::gpu::{self, Access, Gpu, Reduce, Relaxed};
 
-/// Number that each launch adds to the counter of launches. Each block of the launch adds a share
-/// of this number.
+/// Number by which each launch increases the counter of launches. The blocks of a launch add this
+/// number together: each block adds its share.
 pub const SHARES: u64 = 1 << 16;
 
-/// Returns the epoch: the number of earlier launches that this counter has counted.
+/// Returns the epoch of this launch: the number of earlier launches that the word at `counter` has
+/// counted.
 ///
 /// # Safety
-/// `counter` is the address of a word in this device's memory. The word is accessed only as the
-/// counter of launches that run one after the other.
+/// `counter` is the address of a word in this device's memory. The word is accessed only as a
+/// counter of launches. These launches run one after the other.
 #[inline(always)]
 pub(crate) unsafe fn read(counter: u64) -> u64 {
     // SAFETY: the caller guarantees a word that is accessed only atomically.

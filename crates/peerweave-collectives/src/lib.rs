@@ -6,7 +6,7 @@
 //! same count. `peerweave-cuda` allocates the areas, chooses a kernel and a shape, and launches the
 //! kernel.
 //!
-//! | algorithm | what travels | when |
+//! | algorithm | movement of data | size of the input |
 //! |---|---|---|
 //! | [`Algorithm::OneShot`] | each rank pushes all its lines to every rank, and reduces the lines that it receives | small |
 //! | [`Algorithm::TwoShot`] | each rank pushes part `r` to rank `r`, which reduces the part and pushes the result to every rank | medium |

@@ -8,7 +8,7 @@ use crate::backend::{Kept, KeptPool, Op, Special, VectorCounts};
 use std::cell::Cell;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Maximum number of values that a pool keeps.
+/// Maximum number of values in a pool, free or in use.
 const MOST: usize = 32;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -76,12 +76,12 @@ pub(crate) type Range = (u8, u64, u64, bool);
 /// allocate no memory.
 #[derive(Debug, Default)]
 pub(crate) struct Pools {
-    /// The counts of collectives whose parts have different lengths.
+    /// The counts and offsets of parts, for collectives whose parts have different lengths.
     pub(crate) counts: Pool<VectorCounts>,
     /// Parameters that only some collectives have: the strides of strided all-to-alls, and the
     /// parameters of RMSNorm in all-reduces.
     pub(crate) specials: Pool<Special>,
-    /// The lists that contain the operations of groups.
+    /// Lists of operations: one list for each group of operations.
     groups: Pool<Vec<Op>>,
     /// Lists of owners, each of which keeps memory of an operation allocated. Only operations that
     /// may have many owners use these lists: groups, all-reduces with RMSNorm, and launches.
@@ -90,7 +90,8 @@ pub(crate) struct Pools {
 }
 
 impl Pools {
-    /// Returns an empty list, to which a group adds its operations.
+    /// Returns an empty list for the operations of a new group. Reuses a free list of the pool, if
+    /// there is one.
     pub(crate) fn members(&self) -> Vec<Op> {
         let mut all = lock(&self.groups.0);
         let mut members = all.iter_mut().find_map(Arc::get_mut).map(std::mem::take).unwrap_or_default();

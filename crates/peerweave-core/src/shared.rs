@@ -22,9 +22,9 @@ use std::time::Duration;
 mod end {
     /// The world has not ended.
     pub(super) const NONE: u8 = 0;
-    /// A finalize has ended the world.
+    /// A call of `World::finalize` has ended the world.
     pub(super) const FINALIZED: u8 = 1;
-    /// A shrink has replaced the world.
+    /// A call of `World::shrink` has ended the world, and has created a world that replaces it.
     pub(super) const SHRUNK: u8 = 2;
 }
 
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) my_pe: Pe,
     pub(crate) n_pes: usize,
     pub(crate) deadline: Duration,
-    /// Whether the backend refuses operations on ordinary memory.
+    /// Whether the backend refuses operations on ordinary (private) memory, which is not symmetric.
     pub(crate) private_refused: bool,
     /// The ordinal of the device whose memory can be passed to operations; `None` if operations
     /// accept no device memory.
@@ -54,7 +54,7 @@ pub(crate) struct Shared {
 struct Allocations {
     next: u64,
     live: BTreeMap<u64, LeakedBuffer>,
-    /// The allocations of more than 0 bytes, by the offset at which they start.
+    /// The allocations of more than 0 bytes. The key is the offset at which the allocation starts.
     places: BTreeMap<u64, Placed>,
 }
 
@@ -212,8 +212,8 @@ impl Shared {
         Some(made)
     }
 
-    /// Records that the last handle to the allocation `number`, which starts at `at`, has been
-    /// dropped.
+    /// Records that the last handle to an allocation has been dropped. `number` identifies the
+    /// allocation, which starts at offset `at`.
     pub(crate) fn note_dropped(&self, number: u64, at: SymOffset) {
         let mut allocations = self.allocations();
         // `region_at` may have made a new handle after the reference count became zero.

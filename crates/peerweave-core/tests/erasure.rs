@@ -321,7 +321,7 @@ fn group_reaches_the_backend_as_one_op_with_calls_in_order() {
 }
 
 #[test]
-fn group_is_not_enqueued_if_the_closure_fails() {
+fn group_enqueues_no_call_if_the_closure_returns_an_error() {
     let s = Scene::new();
     let wrong = s.team.group(&s.stream, |g| {
         g.send(&s.x, ME)?;
@@ -407,7 +407,7 @@ fn allocation_request_reaches_the_backend_in_bytes() {
 }
 
 #[test]
-fn backend_method_returns_the_concrete_backend() {
+fn world_returns_its_concrete_backend_and_the_backend_name() {
     let s = Scene::new();
     assert!(std::ptr::eq(s.world.backend::<Noop>().unwrap(), &*s.noop));
     assert_eq!(s.world.backend_name(), "noop");

@@ -505,7 +505,7 @@ fn every_misuse_fails_before_the_backend_is_called() {
 }
 
 #[test]
-fn group_call_fails_if_the_closure_replaces_the_group() {
+fn nested_group_calls_fail_if_the_closure_swaps_their_groups() {
     let s = Scene::new().unwrap();
     s.noop.take_calls();
     let mut inner = Ok(());

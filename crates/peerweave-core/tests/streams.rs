@@ -193,7 +193,7 @@ fn ticket_can_be_awaited_on_another_thread() {
 }
 
 #[test]
-fn failure_skips_later_operations_and_fails_one_synchronize() {
+fn failed_operation_skips_later_ones_and_fails_synchronize_once() {
     let (noop, world) = held();
     let (team, stream) = (world.team(), world.stream().unwrap());
     let failing = team.barrier(&stream).unwrap();

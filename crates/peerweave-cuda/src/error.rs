@@ -48,7 +48,8 @@ pub enum CudaError {
         /// The time for which the call waited.
         waited: Duration,
     },
-    /// An earlier kernel failed and left the synchronisation words of teams in an unknown state.
+    /// A kernel failed earlier, so the state of the words by which teams synchronise is unknown.
+    /// All PEs must call [`Gpu::recover`](crate::Gpu::recover).
     #[error("{call}: a kernel failed earlier, so teams cannot synchronise; call Gpu::recover on all PEs first ({failure})")]
     Failed {
         /// The call that failed.
@@ -83,10 +84,11 @@ pub enum CudaError {
     NoPtx {
         /// Name of the kernel.
         kernel: &'static str,
-        /// The requested PTX variant. If the build has no PTX at all, also the reason.
+        /// The PTX variant that the GPU requires. If the build contains no PTX at all, also the
+        /// reason for that.
         reason: NoVariant,
     },
-    /// The route table cannot be used.
+    /// A file with a route table, which selects the algorithms of collectives, cannot be used.
     #[error(transparent)]
     Routes(#[from] RoutesError),
     /// An error of the CUDA driver.

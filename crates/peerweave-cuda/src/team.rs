@@ -28,7 +28,7 @@ pub struct Team {
     members: Arc<Members>,
 }
 
-/// The data of one PE in a split. Each PE sends its data to all PEs that call the split.
+/// The data that each PE sends to all PEs that take part in a split.
 struct Part {
     free: u64,
     color: Option<u64>,
@@ -65,7 +65,7 @@ impl Part {
 /// exchange, and the bytes of this PE. It returns the bytes of all PEs.
 pub(crate) type Exchange<'a> = dyn Fn(&str, &[u8]) -> Result<Vec<Vec<u8>>, CudaError> + 'a;
 
-/// The PEs that a split divides into teams, and the function by which they exchange bytes.
+/// The PEs that take part in a split, and the function by which these PEs exchange bytes.
 pub(crate) struct Parent<'a> {
     /// The PEs that take part in the split, in the order of their ranks.
     pub(crate) pes: &'a [Pe],

@@ -184,7 +184,7 @@ fn nccl_calls_in_place_and_on_host_memory_are_correct() {
 }
 
 #[test]
-fn nccl_is_not_used_for_subteams_or_if_result_bits_could_differ() {
+fn nccl_runs_neither_subteam_calls_nor_float_sums_of_three_pes() {
     fakes().run(|| {
         worlds(3, options, |world| {
             let (provider_of_floats, text) = provider(world, CollectiveKind::AllReduce, DType::F32);

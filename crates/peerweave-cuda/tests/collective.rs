@@ -348,7 +348,7 @@ fn broadcast_gather_and_scatter_support_any_length() {
 }
 
 #[test]
-fn messages_of_a_subset_of_ranks_arrive_in_order() {
+fn messages_among_all_or_two_of_three_ranks_arrive_in_order() {
     fakes().run(|| {
         pes(3, options(), |gpu| {
             let all = Collectives::world(gpu, small()).expect("the collectives are set up");

@@ -50,12 +50,12 @@ fn is_free_right_after(end: impl Fn(Gpu) + Copy + Send + Sync + 'static) {
 }
 
 #[test]
-fn ended_gpu_has_released_all_its_rendezvous_handles() {
+fn ending_a_gpu_releases_every_reference_to_the_rendezvous() {
     fakes().run(|| is_free_right_after(|gpu| gpu.end().expect("the GPU ends without an error")));
 }
 
 #[test]
-fn ended_gpu_has_unloaded_all_its_modules() {
+fn ending_a_gpu_unloads_every_loaded_module() {
     fakes().run(|| {
         for _ in 0..20 {
             pes_that_may_fail(1, options(), |gpu| {
@@ -71,12 +71,12 @@ fn ended_gpu_has_unloaded_all_its_modules() {
 }
 
 #[test]
-fn dropped_gpu_has_released_all_its_rendezvous_handles() {
+fn dropping_a_gpu_releases_every_reference_to_the_rendezvous() {
     fakes().run(|| is_free_right_after(drop));
 }
 
 #[test]
-fn gpu_dropped_during_a_kernel_releases_the_rendezvous() {
+fn dropping_a_gpu_while_a_kernel_runs_releases_the_rendezvous() {
     fakes().run(|| {
         let short = options().deadline(Duration::from_secs(3));
         pes_that_may_fail(2, short, |gpu| {

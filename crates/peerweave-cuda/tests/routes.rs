@@ -48,7 +48,7 @@ fn sums_are_right(world: &World, len: usize) {
 }
 
 #[test]
-fn sums_and_explanations_are_correct_for_a_chosen_algorithm() {
+fn all_reduce_uses_and_reports_the_algorithm_the_caller_chose() {
     Fakes::new().cuda().run(|| {
         pes(
             3,
@@ -188,7 +188,7 @@ fn route_table_from_a_file_replaces_the_built_in_table() {
 }
 
 #[test]
-fn setup_error_names_the_file_of_an_unusable_route_table() {
+fn setup_error_on_every_pe_names_the_invalid_route_table_file() {
     Fakes::new().cuda().run(|| {
         let text = RouteTable::builtin("any").to_string();
         for (name, text, what) in [

@@ -38,7 +38,7 @@ impl<A: KernelArgs> Kernel<A> {
         Self { name, ptx, host, args: PhantomData }
     }
 
-    /// Returns the name of the entry in the PTX.
+    /// Returns the name of the kernel's entry point in the PTX.
     pub const fn name(&self) -> &'static str {
         self.name
     }

@@ -14,14 +14,14 @@ use core::marker::PhantomData;
 /// each method states. [`Self::add_release`] is a read-modify-write, so it continues a release
 /// sequence.
 pub trait Word {
-    /// Reads the word. Orders nothing.
+    /// Reads the word with relaxed order.
     fn load_relaxed(&self) -> u64;
 
     /// Reads the word with acquire order. If a release store wrote the value, the writes before
     /// that store are visible after the call.
     fn load_acquire(&self) -> u64;
 
-    /// Writes the word. Orders nothing.
+    /// Writes the word with relaxed order.
     fn store_relaxed(&self, value: u64);
 
     /// Writes the word with release order. Earlier reads and writes of this PE are ordered before

@@ -67,7 +67,7 @@ fn epoch_order_is_correct_across_wraparound() {
 }
 
 #[test]
-fn wait_for_a_posted_epoch_returns_without_calling_pause() {
+fn wait_returns_at_once_if_the_epoch_has_been_posted() {
     let word = AtomicU64::new(0);
     flag::post(&word, 3);
     for epoch in 0..=3 {

@@ -166,7 +166,7 @@ fn failed_wait_for_a_captured_stream_keeps_the_capture_valid() {
 }
 
 #[test]
-fn value_is_leaked_if_an_event_cannot_be_queried() {
+fn deferred_drop_leaks_the_value_if_an_event_query_fails() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FAIL", "cuEventQuery:1=1").run(|| {
         let (context, stream) = device();
         let freed = retire_flag(&context, &stream);
@@ -195,7 +195,7 @@ fn stuck_stream_does_not_delay_freeing_memory_of_other_streams() {
 }
 
 #[test]
-fn recorded_context_error_is_kept_while_memory_is_freed() {
+fn memory_is_freed_and_a_recorded_cudarc_error_is_kept() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let before = free_bytes(&context);
@@ -306,7 +306,7 @@ fn default_stream_slice_is_freed_after_writes_on_other_streams() {
 }
 
 #[test]
-fn dropping_a_write_access_does_not_block_the_slices_stream() {
+fn dropping_a_write_access_adds_no_wait_to_the_slice_stream() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -322,7 +322,7 @@ fn dropping_a_write_access_does_not_block_the_slices_stream() {
 }
 
 #[test]
-fn recorded_context_error_does_not_disable_stream_ordering() {
+fn slice_accesses_stay_ordered_despite_a_recorded_cudarc_error() {
     Fakes::new().cuda().run(|| {
         let (context, own) = device();
         let other = context.new_stream().expect("the stream is created");
@@ -454,7 +454,7 @@ fn panicking_destructors_do_not_stop_the_reaper() {
 }
 
 #[test]
-fn reaper_keeps_at_most_one_stream_and_no_unused_context() {
+fn reaper_thread_keeps_at_most_one_stream_and_no_unused_context() {
     Fakes::new().cuda().run(|| {
         let kept = context(0).expect("the device exists");
         for _ in 0..50 {

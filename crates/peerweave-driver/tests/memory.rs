@@ -46,7 +46,7 @@ fn values_copied_to_a_device_are_read_back() {
 }
 
 #[test]
-fn copy_still_pending_after_an_error_reads_no_caller_memory() {
+fn caller_memory_is_not_read_after_the_copy_returns_an_error() {
     Fakes::new().cuda().run(|| {
         let (context, stream) = device();
         let mut memory = DeviceMemory::<u64>::zeroed(&stream, 4).expect("the device has enough memory");
@@ -203,7 +203,7 @@ fn captured_graph_keeps_used_memory_allocated() {
 }
 
 #[test]
-fn values_that_no_graph_can_keep_alive_are_dropped() {
+fn values_are_dropped_if_a_graph_cannot_keep_the_values_alive() {
     Fakes::new().cuda().without("cuUserObjectCreate").run(|| {
         let (_, stream) = device();
         let value: peerweave_driver::Keep = Arc::new(1);

@@ -210,7 +210,7 @@ mod tests {
     }
 
     #[test]
-    fn absent_function_is_an_error_at_every_call() {
+    fn every_call_of_a_function_that_the_library_lacks_fails() {
         let math = math();
         for _ in 0..2 {
             // SAFETY: nothing is called.

@@ -112,7 +112,7 @@ impl<A> Registry<A> {
     }
 }
 
-/// Returns the path of a file after symbolic links are resolved, or `path` if that fails.
+/// Returns `path` with all symbolic links resolved, or `path` itself if it cannot be resolved.
 fn identity(path: &Path) -> PathBuf {
     path.canonicalize().unwrap_or_else(|_| path.to_path_buf())
 }

@@ -206,7 +206,8 @@ impl State {
     }
 }
 
-/// Delivers a message: the call takes effect in the memory of the receiving PE.
+/// Delivers a message: writes its data or changes its word, and then changes its signal word, if
+/// any.
 fn deliver(message: Message) {
     let signal = match message.what {
         What::Data(to, bytes, signal) => {

@@ -50,7 +50,7 @@ struct Inner {
 struct Jobs {
     jobs: VecDeque<Job>,
     has_worker: bool,
-    /// The call that the thread of the stream is running.
+    /// Name of the call whose job the thread of the stream is running.
     running: Option<&'static str>,
     /// The first failure that `synchronize` has not returned yet.
     failed: Option<Failure>,
@@ -285,8 +285,8 @@ impl Drop for Release<'_> {
 }
 
 impl Inner {
-    /// Runs the jobs of the queue on the thread of the stream, until the stream was dropped and the
-    /// queue is empty.
+    /// Runs the queued jobs on the thread of the stream. Returns when the stream was dropped and
+    /// the queue is empty.
     fn work(self: Arc<Self>) {
         while self.wait_for_job() {
             // A caller that is running an operation finishes first, or queues the rest of the
@@ -503,8 +503,8 @@ impl HostEvent {
         Self { shared, state: Mutex::new(None), changed: Condvar::new() }
     }
 
-    /// Returns whether the stream has passed the event, and no operation before the event has
-    /// failed.
+    /// Returns whether the stream has reached this event, and no earlier operation of the stream
+    /// has failed.
     fn has_succeeded(&self) -> bool {
         matches!(&*lock(&self.state), Some((_, Ok(()))))
     }

@@ -52,7 +52,7 @@ fn calls_on_a_failed_team_fail_and_name_the_failed_pe() {
 /// The barrier of PE 0 fails while one receive runs and a second receive is queued behind it. PE 1
 /// makes no call.
 #[test]
-fn destroy_of_a_failed_team_does_not_wait_for_a_skipped_receive() {
+fn destroying_a_failed_team_ignores_a_receive_that_never_ran() {
     let (outcome, is_over) = (Mutex::new(None), Barrier::new(2));
     with_deadline(2, SHORT, |world| {
         let team = world.team().split(Some(0), 0).unwrap().expect("the rank passed a color");

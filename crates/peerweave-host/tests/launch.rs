@@ -88,7 +88,7 @@ fn operations_of_a_stream_run_in_the_order_of_the_calls() {
 }
 
 #[test]
-fn launch_applies_the_options_cooperative_and_shared_bytes() {
+fn launch_applies_cooperative_mode_and_dynamic_shared_memory() {
     alone(|world| -> Result<()> {
         let stream = world.stream()?;
         let word = AtomicU64::new(0);

@@ -65,7 +65,7 @@ mod tests {
     }
 
     #[test]
-    fn symbol_ends_with_the_array_name_and_a_declaration_number() {
+    fn shared_array_symbol_ends_with_the_array_name_and_a_number() {
         let first = expanded("there, TILE, [f32; 4]");
         let moved = expanded("\n\n\n        there, TILE, [f32; 4]");
         let other = expanded("there, ROW, [f32; 4]");

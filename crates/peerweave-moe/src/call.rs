@@ -50,7 +50,7 @@ impl Peers {
         if gpu::sync_threads_or(failed) { Err(ctx.exit(NOT_MAPPED)) } else { Ok(Self(addresses)) }
     }
 
-    /// Returns the lines of the slice in the memory of a rank.
+    /// Returns the lines of `rank`'s copy of the slice.
     #[inline(always)]
     pub(crate) fn lines(self, rank: u32) -> Lines {
         // SAFETY: `find` looked up this address of the same symmetric memory on another PE.

@@ -109,7 +109,8 @@ impl Layout {
         u64::from(self.token_lines) + u64::from(self.scale_lines)
     }
 
-    /// Returns the number of 16-byte lines that a bank of the inbox has for each sending rank.
+    /// Returns the number of 16-byte lines for each sending rank in one of the two banks of the
+    /// inbox.
     #[inline(always)]
     fn lines_per_rank(&self) -> u64 {
         table_lines(self.entries_per_rank()) + u64::from(self.max_tokens) * self.row_lines()

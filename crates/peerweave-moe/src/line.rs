@@ -73,7 +73,8 @@ impl Batch {
         &lines[..self.count]
     }
 
-    /// Like [`Self::piece`], but the caller can write the returned lines.
+    /// Returns the part of `lines` that holds the lines of this batch, like [`Self::piece`], but
+    /// for writing.
     #[inline(always)]
     pub(crate) fn piece_mut(self, lines: &mut [Vector; BATCH]) -> &mut [Vector] {
         &mut lines[..self.count]
@@ -93,7 +94,7 @@ pub(crate) fn in_batches(lines: u64, mut each: impl FnMut(Batch) -> Result<(), F
     Ok(())
 }
 
-/// Writes the lines of a batch. The batch belongs to the row that begins at line `row` of `lines`.
+/// Writes the lines of a batch to the row that begins at line `row` of `lines`.
 #[inline(always)]
 pub(crate) fn push_batch(lines: Lines, row: u64, batch: Batch, values: &[Vector; BATCH]) {
     if batch.is_piece() {
@@ -175,7 +176,8 @@ pub(crate) fn halves(line: u128) -> Vector {
     [line as u64, (line >> 64) as u64]
 }
 
-/// An operand of a call, in this PE's symmetric memory. The operand is accessed by whole lines.
+/// An operand of a call, in this PE's symmetric memory. Kernels access the operand in whole lines
+/// of 16 bytes.
 #[derive(Clone, Copy)]
 pub(crate) struct Operand {
     address: u64,
@@ -188,7 +190,7 @@ impl Operand {
         Self { address: ctx.local(of).address(), lines: of.len() as u64 }
     }
 
-    /// Reads a line. Returns zeros for a line after the end of the operand.
+    /// Reads the line with the index `line`. Returns zeros if the operand ends before this line.
     #[inline(always)]
     fn read(self, line: u64) -> Vector {
         if line >= self.lines {
@@ -205,7 +207,7 @@ impl Operand {
         }
     }
 
-    /// Reads the lines of a batch. The batch belongs to the row that begins at line `row`.
+    /// Reads the lines of a batch from the row that begins at line `row` of the operand.
     #[inline(always)]
     pub(crate) fn read_batch(self, row: u64, batch: Batch, values: &mut [Vector; BATCH]) {
         if batch.is_piece() {
@@ -224,7 +226,7 @@ impl Operand {
         unsafe { piece::load(self.address + 16 * first, &mut into[..count]) };
     }
 
-    /// Writes a line. Writes nothing after the end of the operand.
+    /// Writes the line with the index `line`. Does nothing if the operand ends before this line.
     #[inline(always)]
     fn write(self, line: u64, value: Vector) {
         if line >= self.lines {
@@ -267,7 +269,7 @@ impl Operand {
         }
     }
 
-    /// Prefetches the lines of a batch. The batch belongs to the row that begins at line `row`.
+    /// Prefetches the lines of a batch in the row that begins at line `row` of the operand.
     #[inline(always)]
     pub(crate) fn prefetch_batch(self, row: u64, batch: Batch) {
         if batch.is_piece() {
@@ -284,7 +286,7 @@ pub(crate) struct Rows {
     scales: Operand,
     token_lines: u64,
     scale_lines: u64,
-    /// Whether writes of tokens on the host bypass the caches.
+    /// Whether writes to `tokens` bypass the caches. Always `false` on GPUs.
     streams: bool,
 }
 
@@ -353,8 +355,7 @@ impl Rows {
         }
     }
 
-    /// Writes the lines of a batch to the row with the index `row`. `values` has the new content of
-    /// the lines.
+    /// Writes `values`, the new content of the lines of a batch, to the row with the index `row`.
     #[inline(always)]
     pub(crate) fn write_batch(self, row: u64, batch: Batch, values: &[Vector; BATCH]) {
         if batch.is_piece() {

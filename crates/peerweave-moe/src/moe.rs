@@ -57,8 +57,8 @@ pub struct Tokens<'a, T> {
     pub scales: Option<&'a Symmetric<f32>>,
     /// `top_k` distinct experts for each token. -1 stands for no expert.
     pub experts: &'a Symmetric<i32>,
-    /// One weight for each element of `experts`, by which the results of that expert are
-    /// multiplied.
+    /// One weight for each element of `experts`. The result of the expert for the token is
+    /// multiplied by this weight.
     pub weights: &'a Symmetric<f32>,
 }
 

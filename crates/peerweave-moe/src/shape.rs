@@ -52,7 +52,7 @@ impl Shape {
         self
     }
 
-    /// Returns the maximum number of rows that one rank can receive in one dispatch. The team has
+    /// Returns the maximum number of rows that one rank can receive in one dispatch, in a team of
     /// `ranks` ranks.
     pub fn max_rows(&self, ranks: usize) -> usize {
         ranks * self.max_tokens * self.top_k.min(self.experts.checked_div(ranks).unwrap_or(0))

@@ -224,7 +224,7 @@ fn wait_fails_early_if_a_group_omits_a_rank_of_the_same_thread() {
 }
 
 #[test]
-fn error_of_a_blocked_call_names_the_omitted_rank() {
+fn blocked_call_fails_early_and_names_the_rank_without_a_call() {
     // The first collective waits inside NCCL until all ranks have joined.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_CONNECT", "1").run(|| {
         let all = all(2);

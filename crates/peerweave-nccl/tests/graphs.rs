@@ -355,7 +355,7 @@ unsafe impl DeviceBufferMut<f32> for Capturing {
 }
 
 #[test]
-fn call_fails_if_a_custom_buffer_begins_a_capture() {
+fn call_fails_if_a_buffer_trait_method_begins_a_stream_capture() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = Capturing(floats(&stream, &[1.0]));

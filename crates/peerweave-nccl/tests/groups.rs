@@ -211,7 +211,7 @@ fn group_fails_if_another_thread_aborts_a_rank_during_launch() {
 }
 
 #[test]
-fn failed_simulation_aborts_no_communicator() {
+fn group_simulation_that_fails_aborts_no_communicator() {
     fakes(2).without("ncclReduce").run(|| {
         let all = all_blocking(2);
         let (comm, stream) = &all[0];

@@ -83,7 +83,7 @@ fn shrunk_communicator_lacks_the_excluded_ranks() {
 }
 
 #[test]
-fn reduction_is_destroyed_when_no_call_uses_the_reduction() {
+fn reduction_operator_is_destroyed_when_no_call_refers_to_it() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let mut values = floats(&stream, &[2.0]);

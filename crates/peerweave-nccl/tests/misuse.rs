@@ -175,7 +175,7 @@ fn gather_refuses_invalid_receive_buffers_on_non_root_ranks() {
 }
 
 #[test]
-fn buffer_stream_or_reduction_of_another_rank_is_refused() {
+fn buffers_streams_and_reductions_of_another_rank_are_refused() {
     fakes(2).run(|| {
         let all = all(2);
         let ((comm, stream), (other, other_stream)) = (&all[0], &all[1]);

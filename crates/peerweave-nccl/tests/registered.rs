@@ -31,7 +31,7 @@ fn local_deregistration_needs_no_other_rank() {
 }
 
 #[test]
-fn local_deregistration_of_a_buffer_frees_the_dropped_memory() {
+fn local_deregistration_frees_memory_dropped_while_registered() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");
@@ -96,7 +96,7 @@ fn local_deregistration_of_a_window_does_not_free_the_memory() {
 }
 
 #[test]
-fn gin_only_and_cft_counted_flags_are_unsupported_before_2_32() {
+fn window_flags_gin_only_and_cft_counted_need_nccl_2_32() {
     fakes(1).run(|| {
         let (comm, stream) = alone();
         let memory = NcclMem::from_slice(comm.nccl(), &stream, &[1.0f32; 64]).expect("memory is allocated");

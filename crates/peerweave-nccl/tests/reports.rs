@@ -62,7 +62,7 @@ fn ranks_report_their_last_calls_to_each_other() {
 }
 
 #[test]
-fn rank_with_an_outdated_report_is_not_named_as_missing() {
+fn stale_report_does_not_make_a_rank_count_as_missing() {
     // The second all-reduce never completes, even when all ranks arrive.
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce:2").run_many(2, |child| {
         let (comm, rendezvous, stream) = join(&child);
@@ -96,7 +96,7 @@ fn rank_with_an_outdated_report_is_not_named_as_missing() {
 }
 
 #[test]
-fn timeout_error_has_no_reports_if_ranks_joined_by_id() {
+fn timeout_error_names_no_ranks_if_ranks_joined_by_unique_id() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_STUCK", "ncclAllReduce").run_many(1, |child| {
         let (comm, _rendezvous, _) = join(&child);
         let (nccl, id) = (comm.nccl(), comm.grow_id().expect("an id is created"));
@@ -133,7 +133,7 @@ fn creation_error_names_a_rank_that_has_died() {
 }
 
 #[test]
-fn creation_error_names_a_dead_rank_if_nccl_fails_first() {
+fn creation_error_names_dead_rank_after_an_nccl_remote_error() {
     // NCCL loses its connection to the dead rank before the rendezvous detects the loss.
     let fakes = fakes(2).env("PEERWEAVE_FAKE_NCCL_FAIL", "ncclCommInitRankConfig:1=6");
     fakes.run_many(2, |child| die_while_others_create_the_communicator(&child, DEADLINE));

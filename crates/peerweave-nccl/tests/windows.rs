@@ -138,7 +138,7 @@ fn put_offset_beyond_the_window_of_the_calling_rank_is_misuse() {
 }
 
 #[test]
-fn register_all_returns_none_for_unsupported_windows() {
+fn window_registration_returns_none_if_nccl_gives_a_null_window() {
     fakes(2).env("PEERWEAVE_FAKE_NCCL_NULL_WINDOW", "1").run(|| {
         let all = all(2);
         let memories: Vec<_> = all
@@ -225,7 +225,7 @@ fn signals_are_counted_separately_for_each_index() {
 }
 
 #[test]
-fn rooted_calls_accept_registered_buffers_on_every_rank() {
+fn broadcast_gather_and_scatter_accept_registered_buffers() {
     fakes(3).run(|| {
         ranks(3, &Config::new(), |comm, stream| {
             let (send, mut recv) = (floats(&stream, &[comm.rank().get() as f32 + 1.0; 2]), floats(&stream, &[0.0; 6]));

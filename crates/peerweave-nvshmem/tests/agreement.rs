@@ -14,7 +14,7 @@ use peerweave_types::Pe;
 const A_WHILE: Duration = Duration::from_secs(1);
 
 #[test]
-fn setup_calls_in_different_orders_are_errors_on_all_pes() {
+fn team_splits_in_different_orders_are_errors_on_all_pes() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, Duration::from_secs(6));
@@ -85,7 +85,7 @@ fn timed_out_allocation_does_not_disturb_a_waiting_allocation() {
 }
 
 #[test]
-fn allocation_during_slow_puts_fails_on_all_pes_or_on_none() {
+fn allocation_during_slow_puts_has_the_same_outcome_on_all_pes() {
     fakes().env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_putmem=1500").run_many(2, |child| {
         let here = start_within(&child, Duration::from_secs(6));
         let memory = here.context.alloc::<u32>(128).expect("the memory is allocated");
@@ -199,7 +199,7 @@ fn pes_that_allocate_different_types_get_an_error() {
 }
 
 #[test]
-fn split_does_not_call_nvshmem_if_another_pe_has_timed_out() {
+fn team_split_makes_no_nvshmem_call_if_one_pe_arrives_too_late() {
     fakes().run_many(2, |child| {
         child.meet("started");
         let meeting = rendezvous(&child, SHORT);

@@ -381,7 +381,7 @@ fn allocation_size_that_overflows_is_refused() {
 }
 
 #[test]
-fn split_does_not_call_nvshmem_if_one_pe_has_timed_out() {
+fn team_split_makes_no_nvshmem_call_after_one_pe_has_timed_out() {
     const PATIENCE: Duration = Duration::from_secs(4);
     fakes().run_many(3, |child| {
         child.meet("started");

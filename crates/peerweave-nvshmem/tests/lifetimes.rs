@@ -344,7 +344,7 @@ impl Drop for Quiet {
 }
 
 #[test]
-fn module_owners_may_panic_or_call_nvshmem_when_dropped() {
+fn destructor_of_a_cuda_module_owner_may_panic_or_call_nvshmem() {
     let slow = fakes().env("PEERWEAVE_FAKE_NVSHMEM_ANY_MODULE", "1").env("PEERWEAVE_FAKE_NVSHMEM_SLOW", "nvshmem_fence=4000");
     slow.run_many(1, |child| {
         let here = start(&child);

@@ -285,7 +285,7 @@ fn captured_quiet_and_barrier_fail_while_nbi_puts_are_pending() {
 }
 
 #[test]
-fn unsupported_flush_leaves_nbi_transfers_pending() {
+fn nbi_puts_stay_pending_if_nvshmem_does_not_support_flush() {
     let old = Fakes::new().cuda().nvshmem_of("3.4.5").env("PEERWEAVE_MULTICAST", "off");
     old.env("PEERWEAVE_FAKE_NVSHMEM_NBI_DELAY_MS", "5000").run_many(1, |child| {
         let here = start(&child);

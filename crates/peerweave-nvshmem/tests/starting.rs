@@ -101,7 +101,7 @@ fn error_for_a_too_old_nvshmem_names_both_versions() {
 }
 
 #[test]
-fn missing_required_function_is_an_error_before_start() {
+fn missing_nvshmem_function_is_an_error_before_start() {
     fakes().without("nvshmem_team_n_pes").run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE));
         assert!(matches!(&error, NvshmemError::Unsupported(it) if it.what == "nvshmem_team_n_pes"), "{error}");
@@ -502,7 +502,7 @@ fn equal_heap_sizes_in_different_units_are_accepted() {
 }
 
 #[test]
-fn unreachable_pes_are_an_error_before_the_start() {
+fn pes_that_cannot_reach_each_other_do_not_start_nvshmem() {
     fakes().run_many(2, |child| {
         let error = start_error(&child, child.rank, settings(DEADLINE).disable_p2p(true));
         let unreachable =

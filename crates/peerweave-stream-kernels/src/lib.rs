@@ -48,8 +48,8 @@ pub mod until {
     pub const SOME: u32 = 2;
 }
 
-/// The operations that [`stream_atomic()`] performs. An operation that fetches the old value of the
-/// element writes that value to word 1 of the outcome.
+/// The operations that [`stream_atomic()`] performs. If an operation fetches the old value of the
+/// element, the kernel writes this value to word 1 of the array `outcome`.
 pub mod atomic {
     /// Fetches the value of the element.
     pub const FETCH: u32 = 0;

@@ -33,7 +33,7 @@ pub enum Compare {
 }
 
 impl Compare {
-    /// All comparisons, in the order of their numbers.
+    /// All comparisons, in the order of their `as u32` values.
     pub const ALL: [Self; 6] = [Self::Eq, Self::Ne, Self::Gt, Self::Ge, Self::Lt, Self::Le];
 
     /// Returns whether `word` satisfies the comparison with `value`. Both operands are compared as

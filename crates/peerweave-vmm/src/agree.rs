@@ -11,9 +11,9 @@ use peerweave_types::Pe;
 
 use crate::error::{Misuse, PeerCause, VmmError};
 
-/// The reason why an exchange of the PEs' outcomes failed.
+/// The error of [`agree()`], which states whether all PEs know that the call has failed.
 pub(crate) enum Disagreement {
-    /// All PEs know of the failure, so each PE undoes the call.
+    /// All PEs know that the call has failed, so each PE undoes the call.
     Known(VmmError),
     /// The exchange itself failed, so this PE does not know the outcomes of the other PEs. Some PEs
     /// may have completed the call, and others may have undone it.

@@ -112,7 +112,7 @@ pub enum Misuse {
         call: &'static str,
         /// Name of the argument.
         what: &'static str,
-        /// Value of the argument, in bytes.
+        /// The invalid length, offset or address, in bytes.
         value: usize,
         /// The granularity, in bytes.
         multiple: usize,
@@ -134,8 +134,8 @@ pub enum Misuse {
         unit: &'static str,
     },
     /// A part of the reservation's range is already mapped, or a part of the multicast object's
-    /// range already has a binding. `unbind` also returns this error, because a binding
-    /// removes its memory itself.
+    /// range already has a binding. `multicast::Team::unbind` also returns this error for a range
+    /// that has a binding, because only the binding itself may unbind its memory.
     #[error("{call}: a mapping or a binding already covers a part of bytes {start}..{end}, expected a range that none covers")]
     Occupied {
         /// Name of the call.

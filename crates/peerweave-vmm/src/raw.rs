@@ -72,7 +72,7 @@ fn text_of(text: &[c_char]) -> String {
     unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
-/// Returns whether a device has an attribute. Returns `false` if the driver does not know the
+/// Returns whether a device attribute is not 0. Returns `false` if the driver does not know the
 /// attribute.
 pub(crate) fn has(ordinal: usize, attribute: Attribute) -> Result<bool, VmmError> {
     let extra = extra()?;

@@ -21,7 +21,7 @@ fn heap(me: &Me) -> SymmetricHeap {
 }
 
 #[test]
-fn heap_growth_reuses_the_addresses_of_failed_growth() {
+fn addresses_are_reused_after_the_heap_fails_to_grow() {
     Fakes::new().cuda().run(|| {
         threads(2, |me| {
             let heap = heap(&me);
@@ -161,7 +161,7 @@ fn heap_is_usable_after_one_pe_ran_out_of_descriptors() {
 }
 
 #[test]
-fn check_peers_frees_its_heap_memory_if_data_is_lost() {
+fn peer_access_check_leaks_no_heap_memory_if_data_is_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -176,7 +176,7 @@ fn check_peers_frees_its_heap_memory_if_data_is_lost() {
 }
 
 #[test]
-fn failed_peer_check_is_an_error_on_all_pes() {
+fn peer_access_check_that_fails_on_one_pe_fails_on_all_pes() {
     Fakes::new().cuda().run_many(2, |child| {
         let me = process(&child);
         let heap = heap(&me);
@@ -259,7 +259,7 @@ fn heap_finalize_keeps_ipc_memory_that_another_pe_has_open() {
 }
 
 #[test]
-fn memory_of_a_timed_out_growth_stays_allocated() {
+fn new_memory_stays_allocated_if_heap_growth_times_out() {
     let deadline = Duration::from_secs(5);
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_VMM", "1").run_many(2, |child| {
         child.meet("started");

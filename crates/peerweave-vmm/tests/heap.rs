@@ -169,7 +169,7 @@ fn pes_as_threads_enable_peer_access_if_devices_lack_vmm() {
 }
 
 #[test]
-fn heap_uses_fabric_handles_or_returns_a_fallback_reason() {
+fn heap_uses_requested_fabric_handles_or_reports_why_not() {
     let place = tempfile::tempdir().expect("the temporary directory is created");
     let fabric = || Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_FABRIC_DIR", place.path());
     let fallback_reason = |me: &Me| {
@@ -476,7 +476,7 @@ fn heap_on_devices_without_peer_access_is_refused() {
 }
 
 #[test]
-fn peer_check_error_names_the_pes_of_the_broken_path() {
+fn error_names_both_pes_if_peer_access_between_them_is_broken() {
     Fakes::new().cuda().run(|| {
         threads(3, |me| {
             let heap = heap(&me, options());

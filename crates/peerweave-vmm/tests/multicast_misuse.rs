@@ -113,7 +113,7 @@ fn memory_stays_bound_on_a_pe_that_times_out_waiting_for_peers() {
 }
 
 #[test]
-fn memory_stays_bound_on_a_pe_whose_heap_multicast_times_out() {
+fn heap_stays_bound_if_multicast_creation_times_out_on_one_pe() {
     Fakes::new().cuda().run(|| {
         let is_over = std::sync::Barrier::new(2);
         let ends = threads_within(2, Duration::from_secs(5), |me| {

@@ -80,7 +80,7 @@ fn multicast_store_reaches_memory_that_was_bound_by_address() {
 }
 
 #[test]
-fn bind_address_refuses_invalid_arguments() {
+fn binding_by_address_refuses_invalid_arguments() {
     Fakes::new().cuda().run(|| {
         let contexts = [context(0)];
         let team = team(&contexts, 4 * MIB);

@@ -16,7 +16,7 @@ fn contexts(n: usize) -> Vec<Arc<CudaContext>> {
 }
 
 #[test]
-fn peer_matrix_equals_what_the_driver_reports() {
+fn peer_matrix_contains_the_peer_access_that_cuda_reports() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "3").env("PEERWEAVE_FAKE_CUDA_NO_PEER", "0-2").run(|| {
         let matrix = PeerMatrix::look().expect("the fake driver is loaded");
         assert_eq!((matrix.devices.len(), matrix.pairs.len()), (3, 3));
@@ -31,7 +31,7 @@ fn peer_matrix_equals_what_the_driver_reports() {
 }
 
 #[test]
-fn pair_check_reports_devices_that_lack_peer_access() {
+fn error_names_both_devices_if_they_lack_peer_access() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_NO_PEER", "1-2").run(|| {
         let contexts = contexts(3);
         peer::check_pair(&contexts[0], &contexts[1], soon()).expect("peer access works");
@@ -45,7 +45,7 @@ fn pair_check_reports_devices_that_lack_peer_access() {
 }
 
 #[test]
-fn pair_check_reports_both_devices_if_data_is_lost() {
+fn peer_access_error_names_both_devices_if_data_is_lost() {
     Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_BROKEN_PEER", "0-1").run(|| {
         let contexts = contexts(2);
         assert!(peer::pair(0, 1).expect("the fake driver is loaded").access, "the driver must report peer access");
@@ -57,7 +57,7 @@ fn pair_check_reports_both_devices_if_data_is_lost() {
 }
 
 #[test]
-fn pair_check_reports_an_unresponsive_peer_at_the_deadline() {
+fn unresponsive_peer_device_is_reported_at_the_deadline() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(2);
         let start = Instant::now();

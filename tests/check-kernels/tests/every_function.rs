@@ -136,7 +136,7 @@ macro_rules! collectives {
 for_each_collective!(collectives);
 
 #[test]
-fn samples_made_from_consecutive_numbers_differ() {
+fn test_values_made_from_consecutive_numbers_differ() {
     use peerweave_check_kernels::Sample;
     for number in 0..200u64 {
         assert_ne!(u8::of(number), u8::of(number + 1));
@@ -146,7 +146,7 @@ fn samples_made_from_consecutive_numbers_differ() {
 }
 
 #[test]
-fn failed_kernel_check_records_the_source_line() {
+fn kernel_records_the_source_line_of_a_check_that_fails() {
     let mut job = Job::new(1);
     let (words, result) = (job.alloc::<u64>(signal::WORDS), job.alloc::<u64>(RESULT_WORDS));
     // The kernel expects zeros in `words`.

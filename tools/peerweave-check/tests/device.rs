@@ -35,7 +35,7 @@ fn kill_option_with_a_pe_outside_the_job_is_refused() {
 }
 
 #[test]
-fn failed_check_names_its_pe_if_pes_are_threads() {
+fn each_pe_with_a_failed_check_is_named_if_pes_are_threads() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "1").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--threads", "--only", "a kernel writes memory of its own PE"]);
@@ -48,7 +48,7 @@ fn failed_check_names_its_pe_if_pes_are_threads() {
 }
 
 #[test]
-fn failed_check_names_its_pe_if_pes_are_processes() {
+fn each_pe_with_a_failed_check_is_named_if_pes_are_processes() {
     let fakes = Fakes::new().cuda().env("PEERWEAVE_FAKE_CUDA_DEVICES", "2").env("PEERWEAVE_MULTICAST", "off");
     fakes.run(|| {
         let (passed, out) = check(&["--only", "a kernel writes memory of its own PE"]);

@@ -113,7 +113,7 @@ mod tests {
     }
 
     #[test]
-    fn two_words_bench_p2p_are_joined_to_one_subcommand() {
+    fn arguments_bench_and_p2p_become_one_subcommand() {
         assert_eq!(words(&["peerweave", "bench", "p2p", "--iters", "3"]), ["peerweave", "bench-p2p", "--iters", "3"]);
         assert_eq!(words(&["peerweave", "bench", "put"]), ["peerweave", "bench", "put"]);
         assert_eq!(words(&["peerweave"]), ["peerweave"]);

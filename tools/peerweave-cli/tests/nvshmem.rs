@@ -118,7 +118,7 @@ fn nvshmem_results_are_correct_with_all_timing_options() {
 }
 
 #[test]
-fn header_shows_buffer_kind_call_form_and_timing_method() {
+fn bench_header_shows_buffers_calls_and_timing() {
     let machine = Machine::with_gpus();
     let calls = |arguments: &[&str]| {
         let (_, out) = machine.figures(&[arguments, &["-n", "2", "-b", "64", "-e", "64"]].concat(), &[]);

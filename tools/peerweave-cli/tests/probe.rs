@@ -93,7 +93,7 @@ fn each_transfer_method_copies_every_word() {
 }
 
 #[test]
-fn missing_kernels_are_reported_and_copy_engines_are_used() {
+fn probe_without_kernels_still_measures_with_copy_engines() {
     Fakes::new().cuda().run(|| {
         let contexts = contexts(3);
         let free = || contexts.iter().map(|context| context.mem_get_info().expect("the context is alive").0).collect::<Vec<_>>();

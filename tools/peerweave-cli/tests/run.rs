@@ -132,7 +132,7 @@ fn unknown_option_is_named_in_the_error() {
 }
 
 #[test]
-fn invalid_token_on_one_machine_is_an_error() {
+fn invalid_token_variable_is_an_error_in_a_one_machine_job() {
     let output = job(1, &[], "true").env("PEERWEAVE_TOKEN", "zz").output().unwrap();
     let text = stderr(&output);
     assert!(!output.status.success() && text.contains("PEERWEAVE_TOKEN") && text.contains("64 hexadecimal digits"), "{text}");
@@ -283,7 +283,7 @@ fn pes_that_ignore_sigterm_are_killed_soon() {
 }
 
 #[test]
-fn on_failure_continue_lets_other_pes_continue() {
+fn option_continue_keeps_other_pes_running_after_a_failure() {
     let script = r#"case $PEERWEAVE_PE in 1) kill -KILL $$;; 2) exit 5;; *) sleep 3.5; echo done;; esac"#;
     let output = run(4, &["--on-failure=continue"], script);
     assert_eq!(output.status.code(), Some(0), "{}", stderr(&output));
@@ -298,7 +298,7 @@ fn on_failure_continue_lets_other_pes_continue() {
 }
 
 #[test]
-fn job_with_on_failure_continue_fails_only_if_all_pes_fail() {
+fn option_continue_makes_a_job_fail_only_if_all_pes_fail() {
     let status = |script: &str| run(3, &["--on-failure", "continue"], script).status.code();
     assert_eq!(status(r#"sleep 0.$((PEERWEAVE_PE * 4)); exit $((PEERWEAVE_PE + 10))"#), Some(12));
     assert_eq!(status(r#"[ $PEERWEAVE_PE = 0 ] || kill -TERM $$; sleep 0.5; exit 7"#), Some(7));
@@ -326,7 +326,7 @@ fn stopped_pe_is_reported_when_all_other_pes_have_ended() {
 }
 
 #[test]
-fn expired_timeout_exits_with_124_and_names_running_pes() {
+fn timed_out_job_exits_with_124_and_names_the_running_pes() {
     let start = Instant::now();
     let output = run(3, &["--timeout", "300ms"], "[ $PEERWEAVE_PE = 1 ] && exit 0; exec sleep 30");
     assert_eq!(output.status.code(), Some(124));
@@ -515,7 +515,7 @@ fn arguments_reach_the_program_unchanged() {
 }
 
 #[test]
-fn job_inside_a_job_is_refused_unless_peerweave_pe_is_unset() {
+fn nested_job_is_refused_if_variable_peerweave_pe_is_set() {
     let this = env!("CARGO_BIN_EXE_peerweave");
     let output = run(1, &[], &format!("{this} run -n 1 -- true"));
     assert_eq!(output.status.code(), Some(2));

@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn since_version_that_contradicts_the_library_is_reported() {
+    fn wrong_introduction_version_of_a_function_is_reported() {
         let claimed = BTreeMap::from([
             ("early".to_owned(), Version([2, 31, 0])),
             ("late".to_owned(), Version([2, 29, 2])),

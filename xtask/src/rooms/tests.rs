@@ -69,7 +69,7 @@ fn import_of_a_reexport_counts_as_use_of_the_defining_module() {
 }
 
 #[test]
-fn modules_missing_from_readme_table_or_source_are_reported() {
+fn readme_table_that_differs_from_the_modules_is_reported() {
     let sources = [ROOT, ("ops/mod.rs", "use crate::heap::Heap;"), ("team.rs", "use crate::heap::Heap;"), ("heap/mod.rs", "")];
     let row = "expected a row: | `team` | what is in it | `heap` |";
     assert_eq!(faults(TABLE, &sources), [format!("c/README.md lacks the module `team`; {row}")]);

@@ -97,7 +97,7 @@ fn unsafe_impl_without_a_safety_comment_is_reported() {
 }
 
 #[test]
-fn incomplete_safety_comment_of_a_send_impl_is_reported() {
+fn incomplete_safety_comment_of_unsafe_impl_send_is_reported() {
     let item = |argument: &str| format!("// SAFETY: {argument}\nunsafe impl<T: Send> Send for a::X<T> {{}}");
     assert_eq!(faults(&item("it is fine.")), [(2, Lacks::Shared)]);
     assert_eq!(faults(&item("shared: the mapping.")), [(2, Lacks::Synchronised)]);

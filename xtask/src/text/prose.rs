@@ -253,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn string_literals_with_at_least_two_spaces_are_messages() {
+    fn string_literals_with_at_least_two_spaces_count_as_messages() {
         let text = concat!(
             "fn f<'a>(x: &'a str) {\n",
             "    // \"not a message at all\"\n",

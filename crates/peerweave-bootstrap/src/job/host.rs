@@ -70,7 +70,7 @@ impl Host {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        /// Maximum length of a host's name in this encoding, in bytes. A longer name is truncated.
+        /// Maximum length in bytes of the host's name in the result. A longer name is truncated.
         const LONGEST: usize = 64;
         let name = self.name.bytes().take(LONGEST);
         self.identity.iter().flat_map(|word| word.to_le_bytes()).chain(name).collect()
@@ -97,7 +97,7 @@ impl Host {
 /// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// Index of the host of each PE.
+    /// For each PE, the index of its host in `names`.
     of: Box<[u32]>,
     names: Box<[String]>,
 }

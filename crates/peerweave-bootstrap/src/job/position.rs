@@ -130,8 +130,8 @@ impl Job {
         }
     }
 
-    /// Returns the job of PE `pe` in a job of `n_pes` PEs that all run on this machine. The caller
-    /// must run the server at `rendezvous`.
+    /// Returns the [`Job`] with which PE `pe` joins a job of `n_pes` PEs on this machine. The
+    /// caller must run the server at `rendezvous`.
     ///
     /// This function is meant for launchers, for PEs that are threads, and for tests.
     /// [`Rendezvous::join`](crate::Rendezvous::join) refuses a job in which `pe` or `n_pes` is

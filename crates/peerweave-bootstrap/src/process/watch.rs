@@ -21,7 +21,8 @@ enum By {
     /// The process is watched by its process descriptor. If other code of this program has closed
     /// the descriptor, [`Numbered`] is used instead.
     Descriptor(OwnedFd, Numbered),
-    /// The process is watched by its process ID, because no descriptor could be opened.
+    /// The process is watched by its process ID, because no process descriptor (pidfd) could be
+    /// opened.
     Number(Numbered),
     /// The process ended before it could be watched.
     Ended,

@@ -25,11 +25,12 @@ pub struct Aborted {
     pub code: u8,
 }
 
-/// Maximum time for which [`Rendezvous::abort`] waits for the abort that the server reports. Also
-/// the duration of the sleep in `yield_to_abort`.
+/// Maximum time for which [`Rendezvous::abort`] waits until the server has reported the first abort
+/// of the job. `yield_to_abort` sleeps for the same time.
 const NOTIFIED: Duration = Duration::from_secs(1);
 
-/// Time limit of a single wait for the end of the job. The wait is repeated.
+/// Time limit of one wait for an abort of the job. The thread of [`Rendezvous::when_aborted`]
+/// repeats the wait.
 const WATCH: Duration = Duration::from_secs(3600);
 
 impl Rendezvous {

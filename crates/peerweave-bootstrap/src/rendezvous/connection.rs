@@ -151,14 +151,15 @@ impl Connection {
         Ok(Attempt::Joined(Arc::new(connection)))
     }
 
-    /// Returns a number for the next request that is not collective.
+    /// Returns an ID for the next request that is not collective.
     pub(crate) fn next_request(&self) -> u64 {
         let mut state = self.lock();
         state.next_request += 1;
         state.next_request - 1
     }
 
-    /// Returns the number of the next collective request.
+    /// Returns the ID of the next collective request: the number of the call, with [`ROUND_BIT`]
+    /// set.
     pub(crate) fn next_round(&self) -> u64 {
         let mut state = self.lock();
         state.next_round += 1;

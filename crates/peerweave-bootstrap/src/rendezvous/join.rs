@@ -80,14 +80,14 @@ pub(super) enum Watched<'a> {
     /// This crate watches the processes that the agent of torchrun started on this machine.
     #[cfg(target_os = "linux")]
     Siblings(Siblings),
-    /// The caller watches the processes, and passes this function, which returns the PEs that will
-    /// not join.
+    /// The caller watches the processes. This function of the caller returns the PEs that will not
+    /// join.
     ByCaller(Ended<'a>),
 }
 
 impl Watched<'_> {
-    /// Returns `Siblings` if an agent of torchrun started the processes of this job on this
-    /// machine, otherwise `Nothing`.
+    /// Returns `Watched::Siblings` if the processes of `job` can be watched: see `Siblings::of`.
+    /// Otherwise returns `Watched::Nothing`.
     pub(super) fn siblings_of(job: &Job) -> Self {
         #[cfg(target_os = "linux")]
         if let Some(found) = Siblings::of(job) {

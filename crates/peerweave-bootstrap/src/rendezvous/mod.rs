@@ -101,7 +101,7 @@ pub struct Rendezvous {
 #[cfg(target_os = "linux")]
 #[derive(Debug, Default)]
 pub(crate) struct DescriptorCalls {
-    /// Number of calls that this PE has made with this list of members.
+    /// Number of calls of both functions that this PE has made with this list of members.
     pub(crate) count: u64,
     /// Key that this PE published as the leader of a failed call. The key stays in the key-value
     /// store, because other members may still have to read its value. This PE's next call with the

@@ -35,7 +35,8 @@ const GRACE: Duration = Duration::from_millis(500);
 /// Minimum interval between two checks. The first value applies in the first phase of the watch,
 /// which lasts [`AT_FIRST`]. The second value applies later.
 const LOOK_EVERY: (Duration, Duration) = (Duration::from_millis(10), Duration::from_millis(100));
-/// Duration of the first phase of the watch, in which the checks are more frequent.
+/// Duration of the first phase of the watch, in which the shorter interval of [`LOOK_EVERY`]
+/// applies.
 const AT_FIRST: Duration = Duration::from_secs(2);
 /// Maximum number of processes that this PE watches for one rank. A rank with this number of
 /// processes is never reported as ended.
@@ -64,7 +65,8 @@ pub(crate) struct Siblings {
 #[derive(Debug, Default)]
 struct Rank {
     members: Vec<Process>,
-    /// Whether at least one process of the rank was seen to run the same program as this process.
+    /// Whether any check so far has found a process of the rank that runs the same program as this
+    /// process.
     ran: bool,
     gone_since: Option<Instant>,
     is_over: bool,

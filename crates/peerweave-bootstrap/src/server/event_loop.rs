@@ -24,8 +24,8 @@ pub(super) const WAKER: PollToken = PollToken(1);
 /// Number of the first connection. Connection `n` uses two poll tokens: `2 * n` for its socket, and
 /// `2 * n + 1` for the process of its peer.
 const FIRST_LINK: Link = 1;
-/// Maximum time for which a closing connection stays open, so that the peer can read its last
-/// answers.
+/// Maximum time for which a closing connection stays open, so that the peer can read the last
+/// frames that the server has sent.
 const CLOSE_TIMEOUT: Duration = Duration::from_millis(500);
 /// Pause after an attempt to accept a connection has failed because the process has no free
 /// descriptor.
@@ -49,8 +49,9 @@ pub(super) struct EventLoop {
     n_joined: usize,
     connections: HashMap<Link, Connection>,
     next_link: Link,
-    /// Unidentified connections in the order of their arrival. Connections that have identified
-    /// themselves since then are skipped.
+    /// Unidentified connections in the order of their arrival. The list may also contain
+    /// connections that have been identified or closed in the meantime. The loop ignores and
+    /// removes these.
     unidentified: VecDeque<Link>,
     n_unidentified: usize,
     /// Connections that are closing, in the order of their deadlines.
@@ -241,7 +242,7 @@ impl EventLoop {
         }
     }
 
-    /// Reads from a connection if `readable`, then writes pending data. Does not block.
+    /// Reads from a connection if `readable` is true, then sends the pending data. Does not block.
     fn read_and_write(&mut self, link: Link, readable: bool) {
         if readable {
             self.read(link, MAX_READS);
@@ -382,8 +383,9 @@ impl EventLoop {
         tracing::debug!(why, "the rendezvous server dropped a connection");
     }
 
-    /// Executes actions that [`super::board`] returned. If a send fails, the PE of that connection
-    /// is lost. The function then also executes the actions that result from the loss.
+    /// Executes actions that [`super::board`] returned: sends frames, and closes connections. If a
+    /// connection fails, its PE is lost. In this case, also executes the actions that
+    /// [`super::board`] returns for the loss.
     fn perform(&mut self, mut out: Vec<Action>) {
         let mut touched: Vec<Link> = Vec::new();
         while !out.is_empty() {

@@ -125,8 +125,8 @@ pub struct Server {
 
 enum Command {
     ReportLost(Pe, String),
-    /// Asks the server's thread for an answer. The thread answers after it has handled all earlier
-    /// events.
+    /// Makes the server's thread send `()` through this channel, after the thread has handled all
+    /// earlier events.
     Sync(Sender<()>),
     End {
         linger: Duration,
@@ -209,8 +209,8 @@ impl Server {
         &self.here
     }
 
-    /// Returns the PEs that have not joined, are connected, have left, and are lost. Also returns
-    /// the number of dropped connections.
+    /// Returns the state of each PE: not joined, connected, left, or lost. Also returns the number
+    /// of connections that the server has dropped.
     pub fn state(&self) -> ServerState {
         let mut state = ServerState {
             dropped_connections: self.shared.dropped_connections.load(Ordering::Relaxed),

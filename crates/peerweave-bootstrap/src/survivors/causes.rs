@@ -10,13 +10,16 @@ use super::{Decision, LONGEST_PAUSE, Survivors};
 
 impl Survivors<'_> {
     /// Returns the members that caused the failure of an attempt. The attempt has led to
-    /// `decision`, and has then failed with an error on this PE. The list is empty if the error
-    /// already names the cause, or if the cause is unknown.
+    /// `decision`, and has then failed with an error on this PE. `named` is the PE that the error
+    /// names. `is_lost` is `true` if the error says that `named` has ended or has given up.
     ///
-    /// `named` is the PE that the error names. `is_lost` is `true` if the error says that the PE
-    /// `named` has ended or has given up. This call waits for at most `limit` for members that have
-    /// neither ended nor given up. If `named` is `None` and no member is stopped, this call also
-    /// withdraws this PE from the attempt.
+    /// The result depends on the error:
+    /// - If members are stopped and `is_lost` is `false`: the stopped members.
+    /// - Otherwise, if `named` is `None`: the members that neither end nor give up within `limit`,
+    ///   after this call has withdrawn this PE from the attempt.
+    /// - Otherwise: the member because of which `named` gave up, directly or through other members.
+    ///   The list is empty if `named` itself or this PE is the cause, or if the cause is unknown.
+    ///   If `is_lost` is `true`, this call waits for members for at most `limit`.
     pub fn causes(&self, decision: &Decision, named: Option<Pe>, is_lost: bool, limit: Duration) -> Vec<Pe> {
         let stopped = self.stopped(decision);
         if !stopped.is_empty() && !is_lost {
@@ -28,8 +31,9 @@ impl Survivors<'_> {
         cause.into_iter().collect()
     }
 
-    /// Returns the stopped members that still participate in the attempt that led to `decision`. A
-    /// member counts as stopped if its counter no longer changes.
+    /// Returns the other members that are stopped, for example by a signal, and still participate
+    /// in the attempt that led to `decision`. A running member increments a counter in shared
+    /// memory. A member counts as stopped if its counter no longer changes.
     fn stopped(&self, decision: &Decision) -> Vec<Pe> {
         self.beat();
         let is_stopped =

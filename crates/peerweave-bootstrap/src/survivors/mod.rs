@@ -67,7 +67,8 @@ mod phase {
 #[repr(C, align(64))]
 #[derive(Debug)]
 pub struct SurvivorWords {
-    /// The phase of this PE in the low byte, and the number of the attempt in the other bits.
+    /// The progress of this PE in an attempt to agree on a new job. The low byte is a value of the
+    /// module `phase`. The other bits are the number of the attempt.
     state: AtomicU64,
     /// The PE that this PE named as the cause when it withdrew: the number of that PE plus 1, or 0
     /// if this PE named no cause. Written before `state`.
@@ -78,9 +79,9 @@ pub struct SurvivorWords {
     /// Number of the attempt in which this PE published its latest decision. 0 if there is no
     /// decision, and while this PE writes a decision.
     decided: AtomicU64,
-    /// The [`Ticket`] in the decision that this PE has published: the address and the token of the
-    /// new job's rendezvous. The field `members` holds the members of the new job, one bit for each
-    /// PE.
+    /// The [`Ticket`] in this PE's latest decision: the address and the token of the new job's
+    /// rendezvous. The field `members` also belongs to this decision: it has one bit for each PE of
+    /// the old job, which is set for the members of the new job.
     ticket: [AtomicU64; TICKET_WORDS],
     members: [AtomicU64; MAX_SURVIVORS / 64],
 }
@@ -253,20 +254,21 @@ pub enum Disagreement<E> {
     Late {
         /// Time for which this PE waited for the other PEs.
         waited: Duration,
-        /// The PEs that kept this PE waiting, in ascending order.
+        /// The PEs for which this PE was still waiting, in ascending order.
         missing: Vec<Pe>,
     },
     /// The agreement failed because of this other PE. The other PE has ended, has withdrawn from
     /// the attempt, or is a member of a new job that excludes the caller.
     Left(Pe),
-    /// The function `lead` or the function `check` returned this error.
+    /// A function that the caller passed, `lead` or `check`, returned this error.
     Failed(E),
 }
 
-/// The next step of this PE in an attempt. The step follows from the [`SurvivorWords`] of all PEs.
+/// The next step of this PE in an attempt to agree on a new job. The step follows from the
+/// [`SurvivorWords`] of all PEs.
 enum Look {
     Decided(Decision),
-    /// This PE is the leader, and these PEs participate.
+    /// This PE leads the attempt. The field contains the PEs that take part in the attempt.
     Lead(Vec<Pe>),
     Wait,
 }

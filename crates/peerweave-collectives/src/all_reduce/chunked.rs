@@ -56,7 +56,7 @@ use peerweave_device::gpu::{Access, Gpu, Sys, Vector};
 use peerweave_device::prelude::*;
 use peerweave_types::KernelOp;
 
-/// Number of slots for inputs in the ring of a block. The ring has the same number of slots for
+/// Number of slots for inputs in the ring of a block. The ring has as many additional slots for
 /// results.
 const SLOTS: u64 = 3;
 /// Size in bytes of a pair of flags, each in its own cache line. A staging area has one pair for
@@ -78,7 +78,8 @@ pub const fn ring_bytes(blocks: u32, slot_bytes: u64) -> u64 {
     blocks as u64 * (MAX_RANKS as u64 * FLAG_BYTES + SLOTS * 2 * slot_bytes)
 }
 
-/// The state of one block of the chunked kernel. It does not change during a launch.
+/// The arguments of one block of the chunked kernel, and the division of its work. These values do
+/// not change during a launch.
 struct Block<'a, const PLAIN: bool> {
     ctx: &'a Context,
     call: &'a Call,
@@ -87,9 +88,11 @@ struct Block<'a, const PLAIN: bool> {
     lines: u64,
     /// Number of 16-byte lines in the part of the input that each rank reduces.
     part: u64,
-    /// Number of lines in a chunk, the piece of a part that a block handles in one round.
+    /// Length of a chunk in 16-byte lines. A chunk is the piece of a part that a block handles in
+    /// one round.
     chunk: u64,
-    /// Number of 16-byte lines in the section that each slot has for each rank. At least `chunk`.
+    /// Each slot has one section for each rank. Length of a section in 16-byte lines, at least
+    /// `chunk`.
     slot_lines: u64,
     /// Number of rounds that this block ran in all earlier launches.
     before: u64,

@@ -55,8 +55,8 @@ impl<const PLAIN: bool> Thread<'_, PLAIN> {
         Row { lines: self.banks, first: index, stride: self.part, ranks: self.call.ranks }
     }
 
-    /// Pushes a reduced line to the ranks that are `base` to `base + W - 1` places after this rank.
-    /// Omits this rank, and ranks that get no result.
+    /// Pushes `result`, the reduced line number `line`, to ranks that are `base` to `base + W - 1`
+    /// places after this rank. Omits this rank itself, and ranks that get no result.
     #[inline(always)]
     fn push<const W: usize>(&self, base: u32, line: u64, result: Vector) {
         let call = self.call;

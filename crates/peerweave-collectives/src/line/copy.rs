@@ -18,12 +18,12 @@ pub(crate) fn each(n: u64, load: impl Fn(u64) -> Vector, store: impl Fn(u64, Vec
 pub(crate) struct Share {
     /// Index of this block among the blocks that handle the range together.
     pub(crate) index: u64,
-    /// Number of blocks that handle the range together. Each block handles a part of the indices.
+    /// Number of blocks that handle the range together.
     pub(crate) of: u64,
 }
 
 impl Share {
-    /// The share of a block that works alone: all indices of the range.
+    /// The share of a block that handles the range alone: all indices of the range.
     pub(crate) const ALL: Self = Self { index: 0, of: 1 };
 
     /// Returns the first index that this thread handles, and the distance from each index of this
@@ -59,8 +59,8 @@ pub(crate) fn each_of_share(share: Share, n: u64, load: impl Fn(u64) -> Vector, 
     }
 }
 
-/// Like [`each`], but the values may have any type. Each thread loads up to two values before it
-/// stores them.
+/// Like [`each`], but for values of any type, and in batches of two: each thread loads up to two
+/// values before it stores them.
 #[inline(always)]
 pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let threads = u64::from(gpu::block_dim().x);
@@ -76,15 +76,16 @@ pub(crate) fn two_by_two<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl F
     }
 }
 
-/// Like [`each`], but the values may have any type. Each thread stores a value before it loads the
-/// next value.
+/// Like [`each`], but for values of any type, and without batches: each thread stores a value
+/// before it loads the next value.
 #[inline(always)]
 pub(crate) fn one_by_one<V: Copy>(n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     one_by_one_of_share(Share::ALL, n, load, store);
 }
 
-/// Like [`one_by_one`], but several blocks divide the indices below `n`. This block handles only
-/// the indices in `share`.
+/// Calls `load` and then `store` for each index below `n` in `share`, the indices of this block.
+/// Other blocks handle the other indices. Each thread stores a value before it loads the next
+/// value.
 #[inline(always)]
 pub(crate) fn one_by_one_of_share<V: Copy>(share: Share, n: u64, load: impl Fn(u64) -> V, store: impl Fn(u64, V)) {
     let (mut index, step) = share.position();

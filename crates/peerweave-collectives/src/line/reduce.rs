@@ -28,11 +28,11 @@ from_bits!(u8, u16, u32, u64);
 /// An element type that kernels can reduce. The methods operate on the lanes of a 16-byte line: one
 /// lane for each element.
 pub(crate) trait Class: Reducible {
-    /// The unsigned integer type of the same size as the element.
+    /// The unsigned integer type that has the same size as the element, and can hold its bits.
     type Piece: Piece + Into<u64> + FromBits;
     /// Whether the element type is an integer type.
     const INTEGER: bool;
-    /// Converts `value`, a small number, to the element type. Returns the bits of the result,
+    /// Converts `value`, a number of ranks, to the element type. Returns the bits of the result,
     /// zero-extended to 64 bits.
     fn number(value: u32) -> u64;
     /// Returns the sum of `a` and `b` in each lane.
@@ -170,8 +170,8 @@ fn fold<T: Class, const W: usize>(
     state
 }
 
-/// Like [`fold`], but `combine` takes 64-bit words of a line instead of lanes. Used for bitwise
-/// reductions.
+/// Like [`fold`], but `combine` takes two 64-bit words, each one half of a line, instead of lanes.
+/// Used for bitwise reductions.
 #[inline(always)]
 fn fold_bits<T: Class, const W: usize>(
     lines: &[Vector; W],

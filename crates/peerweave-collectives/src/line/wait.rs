@@ -1,4 +1,4 @@
-//! Functions that wait until lines of other ranks have arrived in a bank of this rank's staging
+//! Functions that wait until the lines that other ranks send have arrived in this rank's staging
 //! area.
 
 use crate::Call;
@@ -22,22 +22,23 @@ pub(crate) fn position() -> (u64, u64) {
 #[derive(Clone, Copy)]
 pub(crate) struct Row {
     pub(crate) lines: Lines,
-    /// Index of rank 0's line in `lines`.
+    /// Index in `lines` of the line from rank 0.
     pub(crate) first: u64,
-    /// Distance between the lines of consecutive ranks, in lines.
+    /// Distance from the line of one rank to the line of the next rank, in lines.
     pub(crate) stride: u64,
     /// Number of ranks that have a line in this row: ranks 0 to `ranks - 1`.
     pub(crate) ranks: u32,
 }
 
 impl Row {
-    /// Returns the row whose lines are `step` lines after the lines of this row.
+    /// Returns the row that lies `step` lines after this row: each of its lines is `step` lines
+    /// after the line of the same rank.
     #[inline(always)]
     pub(crate) fn after(self, step: u64) -> Self {
         Self { first: self.first + step, ..self }
     }
 
-    /// Returns the position in `lines` of the line that comes from rank `rank`.
+    /// Returns the index in `lines` of the line from rank `rank`.
     #[inline(always)]
     fn at(self, rank: u32) -> u64 {
         self.first + u64::from(rank) * self.stride
@@ -90,9 +91,9 @@ pub(crate) fn await_sum<T: Class, const W: usize, const MORE: bool, const PLAIN:
 /// Waits until the lines of ranks `base` to `base + W - 1` in `row` have arrived, and returns these
 /// lines. A row has one line from each rank.
 ///
-/// Each poll reads `W` lines without a branch between the loads. If the row has no rank for one of
-/// these lines, the poll reads the last rank's line again. The poll also reads this rank's own
-/// line, which no rank writes, and replaces it by `own`.
+/// Each poll reads `W` lines without a branch between the loads. In place of a rank that does not
+/// exist, the poll reads the line of the last rank again. The poll also reads this rank's own line,
+/// which no rank writes, and replaces this line by `own`.
 #[inline(always)]
 fn await_group<const W: usize>(
     ctx: &Context,

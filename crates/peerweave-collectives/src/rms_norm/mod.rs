@@ -11,7 +11,7 @@
 //! computed from the rounded `x` in `f32` and rounded once. So the result has the same bits as the
 //! result of an all_reduce followed by [`Algorithm::None`] of this module.
 //!
-//! | algorithm | what travels | when |
+//! | algorithm | movement of data | suitable for |
 //! |---|---|---|
 //! | [`Algorithm::None`] | nothing: the input already is the sum | one rank, or a sum from an earlier call |
 //! | [`Algorithm::OneShot`] | each rank pushes its rows to every rank, which reduces and normalises them | few rows |
@@ -111,7 +111,8 @@ pub struct Norm {
     pub row_lines: u64,
     /// The number that is added to the mean of the squares of a row. Must be positive and finite.
     pub epsilon: f32,
-    /// If `scales` is 0: the factor by which results are multiplied before they are quantised.
+    /// The inverse of the scale of all rows, used if `scales` is 0. Results are multiplied by this
+    /// factor before they are quantised.
     pub inverse_scale: f32,
     /// The element type of the result, as the number of an [`Output`].
     pub output: u32,

@@ -56,7 +56,7 @@ real! {
 /// Maximum number of warps in a block.
 const WARPS: usize = 16;
 
-/// The operands of a call of an RMSNorm kernel. All of them consist of whole 16-byte lines.
+/// The operands of an RMSNorm kernel. Each operand consists of whole 16-byte lines.
 #[derive(Clone, Copy)]
 pub(super) struct Operands {
     pub(super) send: Operand<true>,

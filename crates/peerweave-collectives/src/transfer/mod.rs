@@ -6,10 +6,10 @@
 //! launches. Each pair of ranks has a *channel* for each direction. A channel has its own memory
 //! and its own count of messages.
 //!
-//! | kernel | what travels | when |
+//! | kernel | movement of data | possible for |
 //! |---|---|---|
-//! | [`Form::Lines`] | lines whose content shows that they have arrived, as in [`crate::exchange`] | a message fits into a channel |
-//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or direct stores into the result | any length |
+//! | [`Form::Lines`] | lines whose content shows that they have arrived, as in [`crate::exchange`] | messages that fit into a channel |
+//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or direct stores into the result | messages of any length |
 //!
 //! The sender and the receiver of a message must choose the same form.
 
@@ -96,8 +96,8 @@ impl Transfers {
         self.field_of::<MAX_RANKS>(k, field)
     }
 
-    /// Like [`Self::field`], but reads only the first `W` transfers. `W` is 2, 4 or 8, and `k` must
-    /// be below `W`.
+    /// Like [`Self::field`], but reads only the first `W` elements of [`Self::peers`]. `W` is 2, 4
+    /// or 8, and `k` must be less than `W`.
     #[inline(always)]
     fn field_of<const W: usize>(&self, k: u32, field: impl Fn(&Transfer) -> u64) -> u64 {
         select_of::<W, u64>(k, |index| field(&self.peers[index]))

@@ -92,8 +92,8 @@ enum Count {
     /// For one receiving rank: number of messages to that rank for which
     /// [`Transfer::send_is_offered`] was 1. The first block of the pair keeps this count.
     FirstOffers,
-    /// The second block's own copy of the count [`Self::FirstOffers`]. Both blocks of a pair count
-    /// the same messages.
+    /// The same number as [`Self::FirstOffers`], counted separately by the second block of the
+    /// pair.
     SecondOffers,
     /// For one sending rank: number of messages from that rank for which
     /// [`Transfer::recv_is_offered`] was 1. The second block of the pair keeps this count.
@@ -133,7 +133,7 @@ impl<const WHOLE: bool> Message<WHOLE> {
         (line, self.lines.saturating_sub(line).min(self.chunk))
     }
 
-    /// Returns whether this block handles lines of the message in round `round`.
+    /// Returns whether this block has any lines of the message to handle in round `round`.
     #[inline(always)]
     fn has(&self, round: u64) -> bool {
         (round == 0 || !self.at_once) && self.range(round).1 > 0
@@ -153,13 +153,13 @@ struct Block<'a, const W: usize, const WHOLE: bool> {
     transfers: &'a Transfers,
     /// Index of this block, or of its pair if the blocks work in pairs.
     index: u64,
-    /// Index of this block among the blocks of its pair that push lines: 0 for the first block, 1
-    /// for the second. Always 0 if `halves` is 1.
+    /// If both blocks of the pair push lines: 0 for the first block, and 1 for the second block.
+    /// Otherwise 0.
     half: u64,
     /// Number of blocks in each pair that push lines of messages: 2 if both blocks push, 1 if only
     /// the first block pushes. Always 1 if blocks do not work in pairs.
     halves: u64,
-    /// Number of 16-byte lines in the section that each slot has for each rank.
+    /// Each slot has one section for each rank. Length of a section in 16-byte lines.
     slot_lines: u64,
     /// One bit for each rank: bit `k` is for the rank `k` places after this rank. The bit is 1 if
     /// this rank stores its message directly in the result buffer of that rank, because that rank
@@ -210,9 +210,9 @@ impl<const W: usize, const WHOLE: bool> Block<'_, W, WHOLE> {
         unsafe { self.message(peer.recv, bytes, peer.recv_chunk, peer.is_direct != 0) }
     }
 
-    /// Returns this block's share of a message that is stored directly. The blocks divide the lines
-    /// of the message evenly. The message must have a chunk for this block, or for its pair of
-    /// blocks.
+    /// Returns this block's share of a message that is stored directly. [`Message::blocks`] blocks,
+    /// or pairs of blocks, divide the lines of the message evenly. This block, or its pair, must be
+    /// one of them: its index must be below [`Message::blocks`].
     #[inline(always)]
     fn share(&self, message: &Message<WHOLE>) -> Share {
         Share { index: self.index * self.halves + self.half, of: message.blocks() * self.halves }

@@ -66,7 +66,7 @@ fn result_of_a_reduce_is_written_only_at_the_root() {
 }
 
 #[test]
-fn chunked_reduce_scatter_writes_only_part_r_on_rank_r() {
+fn chunked_reduce_scatter_writes_only_the_part_of_each_rank() {
     for ranks in RANKS {
         explore(2, |seed| {
             let mut world = World::new(ranks, seed);

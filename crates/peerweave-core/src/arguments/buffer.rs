@@ -30,7 +30,7 @@ pub(crate) struct Memory {
     len: usize,
     /// Capacity of the `Vec`, in elements.
     capacity: usize,
-    /// The function that frees the memory, called as `free(at, capacity)`.
+    /// The function that frees the memory of the `Vec`. Its arguments are `at` and `capacity`.
     free: unsafe fn(NonNull<u8>, usize),
 }
 
@@ -270,7 +270,8 @@ pub(crate) const fn is_word<T>() -> bool {
     matches!(size_of::<T>(), 1 | 2 | 4 | 8) && align_of::<T>() == size_of::<T>()
 }
 
-/// Converts the first bytes of `bytes` to a value of type `T`. `T` must satisfy [`is_word`].
+/// Returns the value of type `T` that the first bytes of `bytes` represent. Ignores the other
+/// bytes. [`is_word`] must be true for `T`.
 #[inline(always)]
 pub(crate) fn element_from_bytes<T: Element>(bytes: [u8; 8]) -> T {
     assert!(size_of::<T>() <= 8);

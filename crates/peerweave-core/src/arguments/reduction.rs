@@ -59,7 +59,7 @@ impl<T> From<ReduceOp> for Reduction<T> {
 pub(crate) struct ErasedReduction {
     pub(crate) op: ReduceOp,
     pub(crate) scalar: Option<u64>,
-    /// Whether the reduction is defined for the element type.
+    /// Whether `op` is defined for the element type.
     pub(crate) accepted: bool,
     /// The name of the element type, for errors.
     pub(crate) element: &'static str,

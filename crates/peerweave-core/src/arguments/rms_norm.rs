@@ -102,8 +102,8 @@ impl<W> RmsNorm<W> {
 )]
 pub trait OutputScale: sealed::Scale {}
 
-/// An [`OutputScale`] that a stream-ordered operation accepts. The stream keeps the memory of the
-/// scale alive.
+/// An [`OutputScale`] that a stream-ordered operation accepts. If the scale is [`RowScales`], the
+/// stream keeps the memory for the scales allocated while the operation is pending.
 #[diagnostic::on_unimplemented(
     message = "`{Self}` cannot be the scale of a quantized result in a stream-ordered operation",
     note = "pass an `f32` for all rows, or `RowScales(memory)`, where `memory` is a `&Symmetric<f32>`, `&Buffer<f32>` or `&OnDevice<f32>`"

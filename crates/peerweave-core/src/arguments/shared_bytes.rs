@@ -82,8 +82,8 @@ pub(crate) enum Reading {
 /// Copies `bytes` bytes to shared memory. If the ranges overlap, the result is unspecified.
 ///
 /// # Safety
-/// `from` is valid for reads of `bytes` bytes. Its variant in [`Reading`] says how the bytes are
-/// read. `to` is valid for atomic writes of `bytes` bytes.
+/// `from` is valid for reads of `bytes` bytes, of the kind that the variant of [`Reading`] states.
+/// `to` is valid for atomic writes of `bytes` bytes.
 pub(crate) unsafe fn copy(from: Reading, to: *mut u8, bytes: usize) {
     let mut stage = [0u8; 1024];
     let mut done = 0;

@@ -47,7 +47,7 @@ impl Span<'_> {
         Self { place: self.place.plus(start * self.element_bytes()), len: count, ..self }
     }
 
-    /// Divides this span into parts of `count` elements, and returns part `index`.
+    /// Returns part `index` of this span, which consists of parts of `count` elements each.
     #[inline(always)]
     pub(crate) fn part(self, index: usize, count: usize) -> Self {
         Self { place: self.place.plus(index * count * self.element_bytes()), len: count, ..self }

@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 #[derive(Clone, Debug, Default)]
 pub struct AbortWord(Arc<AtomicU64>);
 
-/// The bit that marks a word as the record of an abort.
+/// The bit that is set in a word that records an abort. Before an abort, the word is 0.
 const ABORTED: u64 = 1 << 63;
 
 impl AbortWord {

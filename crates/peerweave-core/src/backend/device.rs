@@ -102,13 +102,13 @@ struct KeptList {
     home: Weak<KeptPool>,
 }
 
-/// A pool of empty lists. A [`Kept`] takes a list from the pool, and stores memory owners in the
-/// list.
+/// A pool of empty lists. [`KeptPool::take`] wraps a list in a [`Kept`]. The list returns to the
+/// pool when the last clone of the `Kept` is dropped.
 #[derive(Debug)]
 pub(crate) struct KeptPool(Mutex<Vec<Arc<KeptList>>>);
 
 impl KeptPool {
-    /// Maximum number of lists that the pool keeps.
+    /// Maximum number of empty lists in the pool. Further empty lists are freed.
     const MOST: usize = 32;
 
     /// Returns an empty list from the pool, or a new list if the pool is empty.
@@ -126,7 +126,7 @@ impl Default for KeptPool {
 }
 
 impl Kept {
-    /// Adds owners to the list. The list must have no other clone.
+    /// Adds owners to the list. Panics if the list is shared with a clone of this `Kept`.
     pub(crate) fn extend(&mut self, owners: impl IntoIterator<Item = Held>) {
         let list = self.0.as_mut().and_then(Arc::get_mut).expect("the caller has the only clone of the list");
         list.held.extend(owners.into_iter().filter(|held| !matches!(held, Held::Nothing)));

@@ -224,10 +224,10 @@ pub enum PeerCause {
     Died,
     /// The PE left the job (finalized or dropped its world) while other PEs still needed the PE.
     Left,
-    /// The PE has reported that the operation failed on that PE. Or another PE has given up because
-    /// of the PE, for example because the PE did not arrive.
+    /// The named PE has reported that the operation failed. This cause also applies if another PE
+    /// has given up because of the named PE, for example because the named PE did not arrive.
     Failed,
-    /// The operating system could not read the memory of the PE's process.
+    /// This process could not access the memory of the PE's process.
     Unreachable,
     /// The PE has called [`World::shrink`](crate::World::shrink), and runs no further operations in
     /// this world.
@@ -317,8 +317,8 @@ impl fmt::Display for AwaitedWord {
     }
 }
 
-/// Formats what a call waited for when it timed out: a running call, a memory word, a lock holder
-/// or PEs.
+/// Formats what a call was still waiting for when it timed out: another call of this PE, a memory
+/// word, the holder of a lock, or PEs.
 struct Awaited<'a> {
     running: Option<&'static str>,
     missing: &'a [Pe],
@@ -534,7 +534,8 @@ pub enum MisuseKind {
         /// The ordinal of the device that the backend uses on this PE.
         expected: u32,
     },
-    /// The operation has been captured into a graph, so its ticket never completes.
+    /// The ticket belongs to an operation that was captured into a graph. Such a ticket never
+    /// completes.
     #[error("the operation was captured into a graph: launch the graph, and wait for the stream on which it is launched")]
     Captured,
     /// The closure that was passed to a group call has exchanged its group for the group of another

@@ -426,8 +426,8 @@ pub enum SplitCall {
     /// The call is [`Team::split_2d`](crate::Team::split_2d), which splits the team twice: into
     /// rows and into columns.
     TwoD {
-        /// The number of ranks in a row of `split_2d`, at most the number of ranks in the parent
-        /// team.
+        /// The number of ranks in a row, at most the number of ranks in the parent team. The last
+        /// row may be shorter.
         x_range: usize,
         /// `true` for the split into columns, `false` for the split into rows.
         columns: bool,

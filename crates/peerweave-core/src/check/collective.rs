@@ -83,7 +83,7 @@ pub(super) fn pair(call: &'static str, of: &Team, send: &Span<'_>, recv: &Span<'
     apart(call, &["send", "recv"], send, recv)
 }
 
-/// Checks the team `of`, and the buffer of a call that works in place.
+/// Checks the team `of`, and the only buffer of an in-place call.
 #[inline(always)]
 pub(super) fn single(call: &'static str, of: &Team, buffer: &Span<'_>) -> Result<()> {
     team(call, of)?;

@@ -70,7 +70,7 @@ impl<'a> Prepared<'a> {
         keep(self.owners)
     }
 
-    /// Returns the operation, and clones of the owners of its memory.
+    /// Converts `self` to the operation, and a handle to each owner of the operation's memory.
     pub(crate) fn into_held(mut self) -> (Op, [Held; 3]) {
         (self.take_op(), self.owners.map(Owner::hold))
     }
@@ -112,8 +112,9 @@ pub(crate) fn team(call: &'static str, team: &Team) -> Result<()> {
     if team.inner.is_destroyed() { Err(misuse(call, MisuseKind::TeamDestroyed)) } else { Ok(()) }
 }
 
-/// Checks that a group belongs to the team `mine`, on which the group call was made. `theirs` is
-/// the team of the group.
+/// Checks that the closure of a group call has not exchanged its group for the group of another
+/// team. `mine` is the team on which the group call was made. `theirs` is the team of the group
+/// after the closure has returned.
 pub(crate) fn same_team(call: &'static str, mine: &Team, theirs: &Team) -> Result<()> {
     if Arc::ptr_eq(&mine.inner, &theirs.inner) { Ok(()) } else { Err(misuse(call, MisuseKind::ForeignGroup)) }
 }

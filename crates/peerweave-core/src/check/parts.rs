@@ -21,8 +21,8 @@ fn parts_in(call: &'static str, of: &Team, name: &'static str, parts: &Parts, le
     Ok(parts.counts[of_rank.index()])
 }
 
-/// The lengths and offsets of the parts that this rank sends, or of the parts that this rank
-/// receives.
+/// One direction of a collective whose parts have different lengths. It has the lengths and offsets
+/// of all parts that this rank sends, or of all parts that this rank receives.
 #[derive(Clone, Copy)]
 enum Side<'a> {
     /// The caller's [`Parts`]: the length and the offset of the part for each rank.

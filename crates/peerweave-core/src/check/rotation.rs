@@ -30,8 +30,9 @@ mod tests {
     use super::*;
 
     /// Calls `start(count)` `calls` times. After each of these calls, calls [`start`] once for each
-    /// count in `others`. Returns the longest interval, in calls of `start(count)`, after which an
-    /// index is returned again.
+    /// count in `others`. Returns the maximum number of calls of `start(count)` from one return of
+    /// an index to the next return of the same index. Also considers the intervals before the first
+    /// return of an index and after its last return.
     fn longest_gap(count: usize, calls: usize, others: &[usize]) -> usize {
         let (mut last, mut longest) = (vec![0; count], 0);
         for call in 1..=calls {
@@ -52,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn each_word_is_polled_first_even_if_other_waits_interleave() {
+    fn interleaved_waits_poll_each_of_n_words_first_in_20n_waits() {
         for others in [&[2][..], &[2, 2], &[3, 5, 8], &[64; 7]] {
             for count in [2, 3, 8, 64] {
                 let longest = longest_gap(count, 100 * count, others);

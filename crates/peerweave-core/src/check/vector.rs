@@ -65,7 +65,8 @@ fn check_counts(call: &'static str, of: &Team, counts: &VectorCounts, send_len: 
     apart(call, "the parts of `recv` for two ranks", &counts.recv_offsets, &counts.recv_counts)
 }
 
-/// Checks that a list has one entry for each rank.
+/// Checks that `list`, which the caller passed as the parameter `name`, has one entry for each rank
+/// of the team.
 pub(crate) fn for_each_rank(call: &'static str, of: &Team, name: &'static str, list: &[usize]) -> Result<()> {
     if list.len() == of.size() { Ok(()) } else { Err(wrong_length(call, name, list.len(), of.size())) }
 }

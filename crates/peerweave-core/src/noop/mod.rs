@@ -219,8 +219,8 @@ impl Noop {
         self.state().survivors = Some(pes.into_iter().map(Pe::new).collect());
     }
 
-    /// Makes the next operation, [`World::team_of`](crate::World::team_of) or
-    /// [`World::shrink`](crate::World::shrink) fail with `error`.
+    /// Makes the next of these calls fail with `error`: an operation,
+    /// [`World::team_of`](crate::World::team_of) or [`World::shrink`](crate::World::shrink).
     pub fn fail_next(&self, error: Error) {
         self.state().fail_next = Some(error);
     }
@@ -257,7 +257,8 @@ impl Noop {
         self.queue.replay(|op| self.perform(op))
     }
 
-    /// Destroys the graph, and drops the owners of the memory that the captured operations use.
+    /// Destroys the captured graph, and drops the owners that keep the memory of its operations
+    /// allocated.
     pub fn drop_graph(&self) {
         self.queue.drop_graph();
     }

@@ -40,7 +40,8 @@ pub struct Ticket<R = ()> {
 /// memory to which the operation has written.
 enum Decode<R> {
     Outcome(fn(Outcome) -> R),
-    /// The operation writes its result to memory. This function reads the result.
+    /// The operation writes its result to memory. This function reads the result from that memory,
+    /// and the outcome is ignored.
     Memory(Box<dyn Fn() -> R + Send + Sync>),
 }
 
@@ -67,7 +68,8 @@ enum State {
     Captured,
 }
 
-/// A pending operation, and a function that converts the error of the operation.
+/// A pending operation whose error is converted by the function `explain` before the caller gets
+/// it.
 struct Explained<F> {
     pending: Arc<dyn Pending>,
     explain: F,

@@ -104,8 +104,7 @@ impl World {
         backend.downcast_ref()
     }
 
-    /// Returns a description of the pending operations and of the PEs that these operations wait
-    /// for.
+    /// Returns a text, for logs, that lists the pending operations and the PEs for which they wait.
     pub fn describe(&self) -> String {
         if self.shared.is_forked() {
             let (pe, pes) = (self.my_pe(), Count(self.n_pes(), "PE"));
@@ -197,8 +196,8 @@ impl World {
     }
 
     /// Like [`World::symmetric_at`], but takes an address in this PE's heap, as returned by
-    /// [`Symmetric::as_ptr`] or [`Symmetric::device_address`]. Any address may be passed, because
-    /// the call compares the address and does not access its memory.
+    /// [`Symmetric::as_ptr`] or [`Symmetric::device_address`]. The call never accesses memory at
+    /// `address`, so an invalid address only causes an error.
     ///
     /// # Errors
     /// As for [`World::symmetric_at`].

@@ -58,9 +58,10 @@ impl Collectives {
         unsafe { self.enqueue_with(name, stream, kernel, route, &call, None::<&Transfers>, bytes) }
     }
 
-    /// Enqueues a call as several launches. The data of each launch fits into a bank: a buffer in
-    /// which a rank receives data. `call.count` is the number of elements in a part. An element has
-    /// `size` bytes.
+    /// Enqueues a reduce_scatter or a scan, as one or more launches. Each launch handles a range of
+    /// elements that fits into a bank, a buffer in which a rank receives data. [`Call::count`] of
+    /// `call` is the number of elements in a part of a reduce_scatter, or in an input of a scan. An
+    /// element has `size` bytes.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call.
@@ -84,11 +85,12 @@ impl Collectives {
         Ok(())
     }
 
-    /// Like [`enqueue`](Self::enqueue), but also passes `second` to the kernel if it is not `None`.
+    /// Like [`enqueue`](Self::enqueue), but if `second` is `Some`, its value is another argument of
+    /// the kernel, after `call`.
     ///
     /// # Safety
     /// As for [`all_reduce`](Self::all_reduce), for the operands of the call. The parameters of the
-    /// kernel are the context, `call` and, if it is not `None`, `second`.
+    /// kernel are the context, a [`Call`] and, if `second` is `Some`, an `A`.
     #[expect(clippy::too_many_arguments, reason = "a launch needs all these arguments")]
     pub(super) unsafe fn enqueue_with<A: KernelArg>(
         &self,

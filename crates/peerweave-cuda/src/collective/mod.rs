@@ -250,15 +250,15 @@ impl Collectives {
     }
 
     /// Returns an explanation of a call: the algorithm that Peerweave's kernels would use, and the
-    /// reason for this choice. All ranks get the same explanation. The shape of the launch is that of
-    /// a call that is not in place.
+    /// reason for this choice. All ranks get the same explanation. The shape of the launch is that
+    /// of a call that is not in place.
     pub fn explain(&self, query: &Query) -> Explanation {
         self.explain_with(query, &Libraries { nccl: Err(Unfit::Off) }, "")
     }
 
-    /// Like [`explain`](Self::explain), but considers NCCL too. `libraries` tells whether the team
-    /// can use NCCL. `unavailable` is the reason why NCCL cannot be used, and is empty if NCCL can
-    /// be used.
+    /// Like [`explain`](Self::explain), but considers NCCL too. `libraries` says whether the team
+    /// can use NCCL, and why not. If this reason is [`Unfit::Unavailable`], `unavailable` is the
+    /// text that describes the reason.
     pub(crate) fn explain_with(&self, query: &Query, libraries: &Libraries, unavailable: &str) -> Explanation {
         self.routes.explain(query, &self.staging.limits, libraries, unavailable)
     }

@@ -117,7 +117,7 @@ impl RmsNormCall {
     }
 
     /// Returns the two arguments of a launch that handles `rows` rows of the call, starting at row
-    /// `first`. The arguments that do not depend on the call are in `common`.
+    /// `first`. `common` contains the fields of [`Call`] that are the same in all calls.
     fn part(&self, common: &Call, first: u64, rows: u64, row_lines: u64) -> (Call, Norm) {
         let skipped = first * self.row_bytes();
         let (output, inverse_scale, scales) = match self.quantization {

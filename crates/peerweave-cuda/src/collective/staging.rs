@@ -27,8 +27,8 @@ pub(crate) struct Room {
     pub(crate) start: usize,
 }
 
-/// The staging memory of one team. Also has templates for the arguments of the kernels that use
-/// this memory.
+/// The staging memory of one team, with the counters of its kernels and templates for their
+/// arguments.
 pub(super) struct Staging {
     room: Room,
     /// Counters in this device's memory, in this order: one for launches, one for each block of a
@@ -156,8 +156,8 @@ impl Staging {
     /// Writes the sentinel into all lines of this PE's staging area, and zeros into the rest of the
     /// area and into the counters. Waits for completion. No kernel of the team may run on any PE.
     pub(super) fn fill(&self, gpu: &Gpu) -> Result<(), CudaError> {
-        /// Length of a host buffer that is filled with the sentinel, in bytes. Each copy to the
-        /// device copies at most this buffer.
+        /// Length in bytes of the host buffer from which the lines are filled with the sentinel. A
+        /// longer range of lines is filled by several copies of the buffer.
         const PIECE: usize = 4 << 20;
         let stream = &gpu.0.stream;
         self.room.memory.zero_range(stream, self.room.start..self.room.start + self.bytes)?;

@@ -115,9 +115,9 @@ impl Collectives {
     /// ring: the sender stores it in the receiver's result buffer. This is possible if the message
     /// consists of whole 16-byte lines, and if the receiver offers its buffer.
     ///
-    /// This rank offers the buffer for the message from the peer if the buffer is on this PE's
-    /// heap, and if `in_place` is false: no received message overwrites a message that this rank
-    /// sends.
+    /// `in_place` is true if a received message overwrites a message that this rank sends. This
+    /// rank offers the buffer for the message from the peer only if `in_place` is false and the
+    /// buffer is on this PE's heap.
     fn offer(&self, peer: &mut Transfer, in_place: bool) -> Result<(), CudaError> {
         // The sender and the receiver know the length, so they set the same fields.
         let is_whole = |bytes: u64| u64::from(bytes > 0 && bytes.is_multiple_of(LINE_BYTES as u64));

@@ -1,8 +1,8 @@
 //! The kernel context in device memory, and the tables to which it refers.
 //!
-//! The tables are created once, with space for the maximum number of teams. A new team later
-//! overwrites its entry. Invariant: the memory of the context and its tables lives as long as
-//! [`Tables`]. Graphs also own handles of this memory.
+//! The tables are created once, with an entry for each team number. The entry is overwritten when a
+//! new team gets the number. Invariant: the memory of the context and its tables stays allocated
+//! while the [`Tables`] live, and while a graph owns handles of this memory.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) struct Tables {
 /// Number of 64-bit words in an entry of the team table.
 const TEAM_WORDS: usize = size_of::<TeamEntry>() / 8;
 
-/// The values from which the context and the tables are created.
+/// The values that the host writes to the context and to the tables.
 #[derive(Debug)]
 pub(crate) struct Contents {
     pub(crate) my_pe: u32,
@@ -34,8 +34,8 @@ pub(crate) struct Contents {
     pub(crate) node_n_pes: u32,
     pub(crate) heap_bytes: u64,
     pub(crate) peers: Vec<PeerEntry>,
-    /// Offset of the synchronisation lines in the heap. The lines of all teams follow each other,
-    /// in the order of team numbers.
+    /// Offset in the heap of the memory that members of teams write to synchronise. Each team
+    /// number has [`Tables::sync_stride`] bytes of this memory, in the order of the numbers.
     pub(crate) sync: SymOffset,
     pub(crate) slots: u32,
     /// Maximum number of teams, including the team of all PEs.
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn words_of_a_peer_entry_hold_the_address_pe_and_transport() {
+    fn peer_entry_is_encoded_as_address_then_pe_and_transport() {
         let entry = PeerEntry { base: 0x1234, node_pe: 5, transport: 1 };
         // SAFETY: the entry is `repr(C)`, and its fields leave no padding.
         assert_eq!(unsafe { words(&entry) }, [0x1234, 5 | 1 << 32]);

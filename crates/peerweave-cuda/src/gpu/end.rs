@@ -17,12 +17,12 @@ use super::{Gpu, Inner};
 use crate::error::{CudaError, misuse};
 use crate::heap::Question;
 
-/// Interval at which a wait checks whether all threads have released the heap of a GPU and
+/// Interval at which [`Gone`] checks whether all other threads have released the heap of a GPU and
 /// NVSHMEM's context.
 const LOOK: Duration = Duration::from_micros(200);
-/// Maximum duration of two waits. The drop of a GPU waits until no thread uses the GPU's heap or
-/// NVSHMEM's context. [`Gpu::end`] waits until another thread has freed memory and unloaded
-/// modules.
+/// Maximum time for which a drop of a GPU waits until no thread holds the GPU's heap or NVSHMEM's
+/// context. Also the maximum time for which [`Gpu::end`] waits until a background thread has freed
+/// memory and unloaded modules.
 const PATIENCE: Duration = Duration::from_secs(2);
 
 /// A guard that a GPU owns. After a GPU is dropped, other threads may hold the GPU's heap and

@@ -70,7 +70,8 @@ pub(crate) struct Inner {
     pub(crate) report: Report,
     pub(crate) tables: Mutex<Tables>,
     pub(crate) teams: Teams,
-    /// The symmetric memory with the synchronisation lines of all teams.
+    /// The symmetric memory in which the members of all teams announce their arrival at
+    /// synchronisations.
     pub(crate) sync: Block,
     pub(crate) deadline: Duration,
     /// The options with which the GPU was set up.
@@ -86,8 +87,8 @@ pub(crate) struct Inner {
     /// Number of exchanges among all PEs so far, such as those in the set-up of collectives, of
     /// NCCL and of route tables. The label of the next exchange contains this number.
     collectives: AtomicU64,
-    /// The drop of this field waits for threads that still hold the heap or NVSHMEM's context. Must
-    /// be the last field, so that all other fields are dropped first.
+    /// A guard whose drop waits until no thread holds the heap or NVSHMEM's context. Must be the
+    /// last field, so that all other fields are dropped before the wait.
     pub(crate) gone: Gone,
 }
 

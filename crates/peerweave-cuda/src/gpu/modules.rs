@@ -32,7 +32,8 @@ pub(crate) struct Modules {
 struct Crate {
     text: &'static str,
     parts: Parts<'static>,
-    /// For each part of the PTX, the loaded module; `None` for a part that is not loaded.
+    /// For each part of the PTX, the module that was loaded from the part; `None` before the part
+    /// is loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
     /// The wrapper functions by which the crate calls NVSHMEM. `None` if the crate is not linked
     /// with NVSHMEM.
@@ -71,7 +72,8 @@ impl Inner {
         self.find(image, name, self.network)
     }
 
-    /// Like [`kernel`](Self::kernel), but for a kernel that never calls NVSHMEM.
+    /// Like [`kernel`](Self::kernel), but always loads the PTX variant without NVSHMEM. For kernels
+    /// that never call NVSHMEM.
     pub(crate) fn entry(&self, image: &'static PtxImage, name: &'static str) -> Result<LoadedKernel, CudaError> {
         self.find(image, name, false)
     }

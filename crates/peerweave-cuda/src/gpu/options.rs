@@ -2,7 +2,7 @@
 
 use std::time::Duration;
 
-/// The transport by which kernels access the PEs of a job.
+/// The transport by which kernels access the symmetric memory of other PEs.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub enum Transport {
@@ -24,7 +24,7 @@ pub enum Transport {
 pub struct GpuOptions {
     /// Size of the symmetric heap of each PE, in bytes.
     pub heap_bytes: usize,
-    /// The transport by which kernels access other PEs.
+    /// The transport by which kernels access the symmetric memory of other PEs.
     pub transport: Transport,
     /// Time limit for each wait: when a kernel waits for another PE, and when the host waits. Only
     /// [`Gpu::wait`](crate::Gpu::wait) waits longer, for at most twice this time.

@@ -35,7 +35,7 @@ struct Piece<'a> {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    /// A line that applies to the whole text, such as the version.
+    /// A line that applies to the whole text, such as the directive `.version`.
     Whole,
     /// A kernel: a function with `.entry`.
     Entry,
@@ -43,8 +43,8 @@ enum Kind {
     Function,
     /// A variable of the module. Kernels may write the variable.
     Variable,
-    /// A constant. Also a variable in the shared memory of a block, because each part may have its
-    /// own copy of such a variable.
+    /// A constant, or a variable in the shared memory of a block. Each part of the PTX text may
+    /// have its own copy.
     Constant,
 }
 
@@ -160,7 +160,8 @@ fn end_of_line(text: &str, at: usize) -> usize {
     text[at..].find('\n').map_or(text.len(), |end| at + end + 1)
 }
 
-/// Returns the offset of the brace that closes the brace at `open`.
+/// Returns the end of the block whose opening brace is at offset `open`: the offset of the matching
+/// closing brace.
 fn end_of_block(text: &str, open: usize) -> usize {
     let (mut at, mut depth) = (open, 0);
     // A search for one character is fast even in builds without optimisation.
@@ -230,7 +231,7 @@ mod tests {
     const C: &str = ".visible .entry c(\n)\n{\n\tst [COUNT+0], x; // f\n}\n";
 
     #[test]
-    fn ptx_part_has_one_kernel_and_the_functions_used_by_the_kernel() {
+    fn ptx_of_one_kernel_has_only_the_code_that_the_kernel_uses() {
         let comment = "\n//\n\t// .globl\tf\n";
         let text = [HEAD, EXTERN, comment, DECLARED, TABLE, COUNT, F, G, A, A_B, C].concat();
         let parts = Parts::new(&text);
@@ -251,7 +252,7 @@ mod tests {
     }
 
     #[test]
-    fn ptx_kernels_written_on_single_lines_are_in_separate_parts() {
+    fn splitting_ptx_separates_kernels_of_one_line_each() {
         let (first, second) = (".visible .entry x() { ret; }\n", ".entry y() { ret; }\n");
         let text = [HEAD, first, second].concat();
         let parts = Parts::new(&text);

@@ -18,8 +18,8 @@ pub(crate) struct Members {
 pub(crate) enum Number {
     Free,
     Live(Arc<Members>),
-    /// A team with this number is being destroyed, or could not be destroyed. The number cannot be
-    /// used.
+    /// The number is blocked: the team with this number is being destroyed, or could not be
+    /// destroyed.
     Ended,
 }
 

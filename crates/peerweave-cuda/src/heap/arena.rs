@@ -51,7 +51,7 @@ pub(crate) struct Lease {
     /// Counts the users of the range, by the reference count of this `Arc`. The users are this
     /// `Lease`, and the handles that [`Self::keep`] has returned.
     handles: Arc<()>,
-    /// Counts this lease as a user of the arena. A clone of [`Arena::kept`].
+    /// A clone of [`Arena::kept`], by which this lease counts as a user of the arena.
     kept: Arc<()>,
     freed: bool,
 }
@@ -186,8 +186,7 @@ impl Lease {
         self.offset
     }
 
-    /// Returns the memory of the range. Also records that work of the caller on `stream` uses the
-    /// range.
+    /// Returns the memory of the range, and records that later work on `stream` uses the range.
     pub(super) fn buffer(&self, stream: &Arc<CudaStream>) -> &SymmetricBuffer<u8> {
         self.streams.note(stream);
         drop(self.buffer.read(stream));

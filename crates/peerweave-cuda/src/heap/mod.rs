@@ -222,8 +222,8 @@ impl Block {
         }
     }
 
-    /// Copies `bytes` from the host to this PE's part of the allocation. The copy begins at offset
-    /// `at` of this part. Waits until the copy is complete, for at most `longest`.
+    /// Copies `bytes` from the host to offset `at` of this PE's copy of the allocation. Waits until
+    /// the bytes are copied, for at most `longest`.
     pub(crate) fn write(
         &self,
         stream: &Arc<CudaStream>,
@@ -239,9 +239,9 @@ impl Block {
         Ok(())
     }
 
-    /// Copies `len` bytes from this PE's part of the allocation to the host, after the earlier work
-    /// in the stream. The bytes begin at offset `at` of this part. Waits until the copy is
-    /// complete, for at most `longest`.
+    /// Copies `len` bytes to the host, after the earlier work in the stream. The bytes begin at
+    /// offset `at` of this PE's copy of the allocation. Waits until the bytes are copied, for at
+    /// most `longest`.
     pub(crate) fn read(
         &self,
         stream: &Arc<CudaStream>,

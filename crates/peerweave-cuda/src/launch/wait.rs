@@ -66,16 +66,15 @@ impl Gpu {
 }
 
 impl Inner {
-    /// Returns the PE whose loss caused the other losses, and the cause of its loss. If the first
-    /// lost PE gave up because of another lost PE, returns the other PE. Returns `None` if no PE is
-    /// lost.
+    /// Returns the lost PE that [`first_loss`] considers the cause of all losses, and the reason
+    /// why this PE is lost. Returns `None` if no PE is lost.
     pub(crate) fn lost(&self) -> Option<(Pe, Loss)> {
         first_loss(&self.rendezvous.losses(), self.rendezvous.pe())
     }
 
-    /// Fails if a kernel has reported a failure, and stores this error as the failure of the GPU.
-    /// If a lost PE may have caused the failure, the error is [`CudaError::PeLost`]. Called when
-    /// work has ended.
+    /// Returns an error if a kernel has reported a failure. The error is [`CudaError::PeLost`] if a
+    /// lost PE may have caused the failure. Also records the error as the failure of the GPU,
+    /// unless an earlier failure is recorded. Called after work on the GPU has ended.
     pub(crate) fn ended(&self, call: &'static str) -> Result<(), CudaError> {
         let Some(failure) = self.report.failure() else { return Ok(()) };
         let error = match self.death_that_caused(&failure) {
@@ -103,10 +102,12 @@ impl Inner {
     }
 }
 
-/// Returns the loss that caused the other losses. Starts at the first loss in the list. While the
-/// PE of the current loss gave up because of a missing PE in the list, continues with the loss of
-/// the missing PE. If the PE of the result gave up, the result does not list `me` as missing,
-/// because `me` is late but not lost.
+/// Returns the loss that caused the other losses, and its PE. Begins with the first loss in
+/// `losses`. If the PE of a loss gave up because of a missing PE, and `losses` contains the missing
+/// PE, continues with the loss of the missing PE.
+///
+/// `me` is this PE. If the returned PE gave up because this PE was late, the result does not name
+/// `me` as missing, because this PE is not lost.
 fn first_loss(losses: &[(Pe, Loss)], me: Pe) -> Option<(Pe, Loss)> {
     let mut found = losses.first()?;
     for _ in losses {

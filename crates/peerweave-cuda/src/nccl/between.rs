@@ -32,8 +32,8 @@ pub(crate) struct Remote {
 /// A communicator that connects this PE with PEs on other hosts.
 struct Link {
     communicator: Communicator,
-    /// The other PE if the communicator connects a pair of PEs. `None` for the communicator of all
-    /// PEs.
+    /// The peer, if the communicator connects only this PE and one peer. `None` for the
+    /// communicator of all PEs.
     other: Option<Pe>,
 }
 

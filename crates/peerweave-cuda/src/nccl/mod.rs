@@ -28,14 +28,15 @@ use crate::error::CudaError;
 use crate::gpu::Gpu;
 use crate::route::{Libraries, Unfit};
 
-/// Interval at which the thread of [`Watched`] checks for lost PEs.
+/// Interval at which the background thread that [`Watched::new`] starts checks for lost PEs.
 const LOOK: Duration = Duration::from_millis(100);
-/// Time between the deadline of NCCL's work and its abort. A wait that has reached its deadline
-/// needs this time, because it can name the missing PEs only before the abort.
+/// Time by which NCCL's work may exceed the deadline before `peerweave-nccl` aborts the work. In
+/// this time, a wait that has reached the deadline names the missing PEs. After the abort, the wait
+/// could not name them.
 const LATE: Duration = Duration::from_secs(1);
-/// Maximum time after the deadline until the creation of an NCCL communicator fails. In this time,
-/// `peerweave-nccl` asks the rendezvous which PEs are lost. If NCCL creates the communicator after
-/// the deadline, `peerweave-nccl` aborts it.
+/// Maximum time between the deadline for the creation of an NCCL communicator and the resulting
+/// error. In this time, `peerweave-nccl` asks the rendezvous which PEs are lost. If NCCL creates
+/// the communicator after the deadline, `peerweave-nccl` aborts it.
 const GIVEN_UP: Duration = Duration::from_secs(5);
 
 /// The NCCL communicators of one PE: `communicator` for collectives, and `between` for messages.
@@ -211,8 +212,9 @@ fn agreed(rendezvous: &Rendezvous, label: &str, failed: Option<String>, within: 
     Ok(first.map(|(pe, text)| format!("PE {pe}: {}", String::from_utf8_lossy(text))))
 }
 
-/// Returns the time limit of [`agreed`], which is longer than the deadline. If a step fails at once
-/// on this PE, this PE calls `agreed` while other PEs may wait in NCCL until the deadline.
+/// Returns the time limit of [`agreed`]: the longer of two deadlines, plus [`GIVEN_UP`]. If a step
+/// fails at once on this PE, this PE calls `agreed` early. Other PEs may wait in NCCL beyond the
+/// deadline, for at most [`GIVEN_UP`], before they call `agreed`.
 fn limit(gpu: &Gpu) -> Duration {
     gpu.rendezvous().deadline().max(gpu.deadline()) + GIVEN_UP
 }

@@ -70,7 +70,8 @@ pub struct Query {
 }
 
 impl Query {
-    /// Creates the description of a call with the reduction `Sum`.
+    /// Creates the description of a call. The reduction is `Sum`, unless
+    /// [`reduction`](Self::reduction) sets another one.
     pub const fn new(kind: CollectiveKind, dtype: DType, count: u64) -> Self {
         Self { kind, dtype, op: ReduceOp::Sum, count }
     }
@@ -108,7 +109,8 @@ pub(crate) enum OwnPath {
     Reduction(Route),
     /// Each rank pushes its parts as 16-byte lines. A long call is divided into several launches.
     Lines { route: Route, launches: u64 },
-    /// The ranks send messages to each other.
+    /// The ranks send each other messages: short messages as 16-byte lines, and long messages
+    /// through rings.
     Messages(Route),
     /// A broadcast in which the root sends a different part to each rank, and each rank sends its
     /// part to the other ranks.
@@ -125,17 +127,21 @@ pub(crate) enum OwnPath {
 pub(crate) enum Because {
     /// Only one method can carry out the call.
     Only,
-    /// The choice comes from a route-table row for Peerweave's own kernels. The field is this row.
+    /// A row of the route table determined the choice. The row is for Peerweave's own kernels. The
+    /// field is a copy of the row.
     Row(OwnRow),
     /// A threshold of the route table determined the choice. The first field is the threshold's
     /// index in [`Thresholds::NAMES`](super::table::Thresholds::NAMES). The second field is the
     /// threshold's value in bytes.
     Threshold(usize, u64),
-    /// The size of the team's staging memory determined the choice.
+    /// The size of a bank (a buffer in the team's staging memory) determined the choice: whether
+    /// one part of every rank fits into a bank.
     Staging,
-    /// The length of a part determined the choice: it is not a multiple of 16 bytes.
+    /// The parts do not fit into a bank. They cannot be sent through rings either, because the
+    /// length of a part is not a multiple of 16 bytes.
     PartialLines,
-    /// The choice comes from a route-table row for a library. The field is the index of the row.
+    /// A row of the route table determined the choice. The row is for a library. The field is the
+    /// row's index among the rows for libraries.
     Library(usize),
     /// The caller chose the method.
     Forced(Method),
@@ -160,7 +166,8 @@ pub(crate) enum Unfit {
     PartialLines,
 }
 
-/// For each library, `Ok` if a team can use the library, or the reason why the team cannot use it.
+/// The libraries that can carry out collectives instead of Peerweave's kernels. Each field is `Ok`
+/// if a team can use the library, otherwise the reason why not.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Libraries {
     pub(crate) nccl: Result<(), Unfit>,
@@ -170,8 +177,8 @@ pub(crate) struct Libraries {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Decision {
     pub(crate) provider: Provider,
-    /// The method by which Peerweave's kernels would carry out the call. Also set if a library
-    /// carries out the call.
+    /// The method by which Peerweave's kernels carry out the call, or would carry it out if
+    /// `provider` is a library.
     pub(crate) own: OwnPath,
     pub(crate) because: Because,
     /// The request for a method that cannot be used; `None` if there is none. The first value is
@@ -346,7 +353,8 @@ pub(crate) fn most_part_bytes(limits: &Limits) -> u64 {
     limits.bank_bytes / u64::from(limits.ranks) / LINE_BYTES as u64 * LINE_BYTES as u64
 }
 
-/// Returns the launch shape of a kernel that sends messages of `bytes` bytes.
+/// Returns the route for messages of `bytes` bytes: as 16-byte lines if the messages are short
+/// enough, otherwise through rings.
 fn message(bytes: u64, limits: &Limits) -> Route {
     if by_lines(bytes, limits) { parts(bytes, limits) } else { ring(limits, is_combined(limits, false)) }
 }

@@ -123,7 +123,7 @@ impl Routes {
     }
 }
 
-/// Returns the description of the method `own`, and its route if it has one.
+/// Returns a description of the method `own` as text, and the route of the method if it has one.
 fn path(own: OwnPath) -> (String, Option<Route>) {
     let shape = |route: Route| {
         let plural = |n: u32, what: &str| format!("{n} {what}{}", if n == 1 { "" } else { "s" });

@@ -25,8 +25,8 @@ pub enum Method {
     /// For all_reduce, reduce and reduce_scatter: Peerweave's kernels that send data in chunks
     /// through rings.
     Chunked,
-    /// For all_gather, all_to_all and reduce_scatter: Peerweave's kernels that send parts in
-    /// 16-byte lines.
+    /// For all_gather, all_to_all and reduce_scatter: Peerweave's kernels that send the parts as
+    /// 16-byte lines. The content of a line shows whether it has arrived.
     Lines,
     /// For all_gather and all_to_all: Peerweave's kernels that send each part as a message.
     Messages,
@@ -63,8 +63,8 @@ impl Method {
         }
     }
 
-    /// Returns the algorithm of all_reduce that this method names. Returns `None` for other
-    /// methods.
+    /// Returns the algorithm of all_reduce that this method requests. Returns `None` for methods
+    /// that request no algorithm.
     pub(super) fn algorithm(self) -> Option<Algorithm> {
         match self {
             Self::OneShot => Some(Algorithm::OneShot),

@@ -64,7 +64,8 @@ impl Routes {
     }
 }
 
-/// The properties of a team that limit its routes. They are the same on all ranks.
+/// The properties of a team that limit its routes (algorithms and launch shapes). All ranks of a
+/// team have the same limits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Limits {
     pub(crate) ranks: u32,
@@ -84,8 +85,8 @@ pub(crate) fn parts(bytes: u64, limits: &Limits) -> Route {
     Route::new(Algorithm::OneShot, blocks as u32, threads)
 }
 
-/// Returns whether each bank of the staging memory has room for one part of every rank. A part has
-/// `bytes` bytes.
+/// Returns whether a bank, a buffer in the staging memory of each rank, has room for one part from
+/// every rank. A part has `bytes` bytes.
 pub(super) fn banks_hold_parts(bytes: u64, limits: &Limits) -> bool {
     lines_of(bytes).saturating_mul(u64::from(limits.ranks) * LINE_BYTES as u64) <= limits.bank_bytes
 }
@@ -118,8 +119,8 @@ pub(crate) fn ring(limits: &Limits, is_combined: bool) -> Route {
 }
 
 /// Returns whether each block of a kernel that sends messages through rings both sends and receives
-/// chunks. This is so in place, because a block sends a chunk before it overwrites the chunk, and if
-/// one block must do both.
+/// chunks. This is so in place, because a block sends a chunk before it overwrites the chunk, and
+/// if one block must do both.
 pub(crate) fn is_combined(limits: &Limits, in_place: bool) -> bool {
     in_place || limits.max_blocks < 2
 }

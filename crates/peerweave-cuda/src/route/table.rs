@@ -1,4 +1,6 @@
-//! The route table, which consists of rows and thresholds.
+//! The route table. Its rows select an algorithm or a library for a collective by the size of the
+//! call. Its thresholds are sizes for other choices, such as the size from which a broadcast is
+//! scattered.
 
 use std::fmt;
 
@@ -11,9 +13,10 @@ use super::{Limits, Provider, Route, holds, lines_of};
 /// calls up to a number of bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct OwnRow {
-    /// The smallest and the largest number of ranks for which the row is valid.
+    /// The numbers of ranks to which the row applies: the smallest and the largest.
     pub(super) ranks: (u32, u32),
-    /// The largest size in bytes for which the row is valid.
+    /// The largest call to which the row applies, in bytes. If no row applies to a call, the last
+    /// row for the number of ranks is used.
     pub(super) up_to: u64,
     pub(super) algorithm: Algorithm,
     pub(super) blocks: u32,
@@ -27,7 +30,7 @@ pub(super) struct LibraryRow {
     pub(super) library: Provider,
     pub(super) kind: CollectiveKind,
     pub(super) ranks: (u32, u32),
-    /// The smallest and the largest size in bytes for which the row is valid.
+    /// The sizes of calls to which the row applies, in bytes: the smallest and the largest.
     pub(super) bytes: (u64, u64),
 }
 
@@ -49,7 +52,7 @@ pub(super) struct Thresholds {
 }
 
 impl Thresholds {
-    /// The names of the thresholds in files with route tables, in the order of [`Self::values`].
+    /// The names of the thresholds in the text of a route table, in the order of [`Self::values`].
     pub(super) const NAMES: [&str; 3] = ["programmatic_up_to", "parts_by_lines_up_to", "broadcast_scattered_from"];
 
     pub(super) fn values(&self) -> [u64; 3] {
@@ -129,8 +132,8 @@ impl RouteTable {
         rows().find(|row| bytes <= row.up_to && fits(row)).or_else(|| rows().next_back().filter(|row| fits(row)))
     }
 
-    /// Returns whether a row for Peerweave's kernels has the algorithm `algorithm` and is for
-    /// `ranks` ranks.
+    /// Returns whether the table has a row for Peerweave's kernels with the algorithm `algorithm`
+    /// that applies to `ranks` ranks.
     pub(super) fn has_row(&self, algorithm: Algorithm, ranks: u32) -> bool {
         self.own.iter().any(|row| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks))
     }

@@ -45,11 +45,9 @@ pub struct Context {
     /// empties the L1 cache of the SM. Invariant: the PE exists and is mapped, so a cache hit needs
     /// no further check.
     last: Cell<(u32, u64)>,
-    /// A cache with one entry of the table of teams: the entry of the team that this thread used
-    /// last.
+    /// A cache of the table of teams. It contains the entry of the team that this thread used last.
     pub(crate) last_team: Cell<TeamCache>,
-    /// A cache with the addresses that this thread used in its last synchronisation with another
-    /// member of a team.
+    /// A cache of the addresses for the last synchronisation of this thread: see [`Meeting`].
     pub(crate) last_meeting: Cell<Meeting>,
     pub(crate) lent: Cell<Lent>,
     pub(crate) bulk_pending: Cell<bool>,

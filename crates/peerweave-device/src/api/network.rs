@@ -58,7 +58,8 @@ macro_rules! by_scope {
     }};
 }
 
-/// Calls that kernels on the host pass to the executor, which emulates the network.
+/// Network operations of kernels that run on the host. The executor carries out these operations on
+/// an emulated network.
 #[cfg(not(target_arch = "nvptx64"))]
 pub(super) mod emulated {
     use super::super::scope::{Kind, Scope};

@@ -10,7 +10,8 @@ use crate::gpu::{self, Access, Rmw, Sys};
 use core::mem::offset_of;
 use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelStatus};
 
-/// The fields of a failure report ([`KernelStatus`]), except the kind of failure.
+/// The fields of a failure report ([`KernelStatus`]) that describe the failed operation. The report
+/// also contains the kind of failure, the block and the thread, which [`write()`] adds.
 #[derive(Clone, Copy)]
 pub(crate) struct Report {
     pub(crate) operation: KernelOp,
@@ -61,7 +62,8 @@ impl Context {
         self.fail(FailureKind::Exit, Report { found: code, ..Report::of(KernelOp::Exit) })
     }
 
-    /// Returns the state for a new wait of this thread.
+    /// Returns a [`Spin`] for a new wait of this thread, by which the wait checks the deadline and
+    /// the abort word.
     #[inline(always)]
     pub(crate) fn spin(&self) -> Spin<'_> {
         Spin { context: self, looks: 0, started: 0, asked: 0 }
@@ -119,7 +121,7 @@ impl Spin<'_> {
     /// Number of polls between two readings of the clock. On a GPU a poll of a word takes about 0.5
     /// µs, and a poll of a bulk copy about 0.05 µs.
     const INTERVAL: u32 = if cfg!(target_arch = "nvptx64") { 64 } else { 8 };
-    /// Shortest and longest time between two readings of the abort word, in nanoseconds.
+    /// The smallest and the largest result of [`Self::abort_ns`], in nanoseconds.
     const ABORT_NS: [u64; 2] = if cfg!(target_arch = "nvptx64") { [100_000, 25_000_000] } else { [1, 1] };
     /// The time by which [`Self::abort_ns`] grows for each thread of the grid, in nanoseconds.
     const ABORT_NS_PER_THREAD: u64 = 80;

@@ -42,7 +42,7 @@ pub trait Scope: sealed::Sealed + Copy + 'static {
     /// thread are visible to all these threads after the call.
     fn sync();
 
-    /// Waits like [`Self::sync`]. Returns whether any thread of the scope passed `true`.
+    /// Waits like [`Self::sync`]. Returns whether `value` was `true` in any thread of the scope.
     fn any(value: bool) -> bool;
 }
 

@@ -69,8 +69,8 @@ macro_rules! side {
 }
 
 side!(
-    /// Weak accesses to global memory: loads and stores of this GPU's memory, and stores to a
-    /// peer's memory.
+    /// Weak accesses (a term of the PTX memory model) to global memory: loads and stores of this
+    /// GPU's memory, and stores to a peer's memory.
     Global: load_global, store_global, load_vector_global, store_vector_global
 );
 side!(

@@ -81,13 +81,15 @@ pub fn warp_members() -> u32 {
     warp_mask()
 }
 
-/// Returns whether any thread in `mask` passed `true`. All threads in `mask` call this function.
+/// Returns whether `value` is `true` in any thread of `mask`. All threads in `mask` must call this
+/// function.
 #[inline]
 pub fn vote_any(mask: u32, value: bool) -> bool {
     vote_ballot(mask, value) != 0
 }
 
-/// Returns whether all threads in `mask` passed `true`. All threads in `mask` call this function.
+/// Returns whether `value` is `true` in all threads of `mask`. All these threads must call this
+/// function.
 #[inline]
 pub fn vote_all(mask: u32, value: bool) -> bool {
     // A ballot of `warp_members` on a GPU lacks the bits of lanes that do not exist.

@@ -44,7 +44,7 @@ pub struct AcqRel;
 /// An implementation accesses exactly the word at the pointer, by one access. The access has the
 /// scope `R`, and the order in the method's name.
 pub unsafe trait Access<R>: Copy {
-    /// Reads the word. Orders nothing.
+    /// Reads the word with relaxed memory order.
     ///
     /// # Safety
     /// `from` points to an aligned word in global memory that this thread can access.
@@ -57,7 +57,7 @@ pub unsafe trait Access<R>: Copy {
     /// As for [`Self::load_relaxed`].
     unsafe fn load_acquire(from: *const Self) -> Self;
 
-    /// Writes the word. Orders nothing.
+    /// Writes the word with relaxed memory order.
     ///
     /// # Safety
     /// As for [`Self::load_relaxed`].
@@ -79,8 +79,8 @@ pub trait Fence {
     /// performed.
     fn acq_rel();
 
-    /// Like [`Self::acq_rel`]. In addition, all sequentially consistent fences have a single total
-    /// order.
+    /// A sequentially consistent fence: orders accesses like [`Self::acq_rel`]. In addition, all
+    /// such fences have a single total order.
     fn seq_cst();
 }
 

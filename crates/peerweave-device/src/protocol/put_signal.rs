@@ -186,7 +186,7 @@ pub struct Watch<L, X> {
 }
 
 impl<V, L: Fn(usize) -> Option<V>, X: Fn(usize) -> bool> Watch<L, X> {
-    /// Like [`Several::all_excluded`].
+    /// Returns whether every word is excluded. Returns `true` if there are no words.
     #[inline]
     pub fn all_excluded(&self) -> bool {
         self.included().next().is_none()

@@ -19,7 +19,7 @@
 
 use crate::word::Word;
 
-/// Returns the word that contains `data` and `epoch`.
+/// Returns the word with `epoch` in its high half and `data` in its low half.
 #[inline]
 pub const fn seal(data: u32, epoch: u32) -> u64 {
     (epoch as u64) << 32 | data as u64
@@ -99,7 +99,7 @@ mod tests {
     use core::sync::atomic::AtomicU64;
 
     #[test]
-    fn line_has_reached_only_the_window_that_ends_at_its_epoch() {
+    fn line_reaches_its_epoch_and_earlier_epochs_in_the_window() {
         let word = AtomicU64::new(seal(7, 2));
         assert!(has_reached(&word, 2, 4) && has_reached(&word, 1, 4) && has_reached(&word, u32::MAX, 4));
         assert!(!has_reached(&word, 3, 4), "the epoch is later than that of the line");
@@ -107,7 +107,7 @@ mod tests {
     }
 
     #[test]
-    fn try_read_fails_if_the_line_has_a_different_epoch() {
+    fn reading_a_line_fails_if_all_words_have_another_epoch() {
         let line = [const { AtomicU64::new(0) }; 3];
         let mut got = [0; 3];
         publish(&line, u32::MAX, &[7, u32::MAX, 0]);
@@ -119,7 +119,7 @@ mod tests {
     }
 
     #[test]
-    fn try_read_fails_if_one_word_has_a_different_epoch() {
+    fn reading_a_line_fails_if_one_word_has_another_epoch() {
         for odd in 0..3 {
             let line = seal_line(&[1, 2, 3], 5).map(AtomicU64::new);
             assert!(try_read(&line, 5, &mut [0; 3]));
@@ -131,7 +131,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "publish: the line and the data have different lengths")]
-    fn publish_panics_if_line_and_data_lengths_differ() {
+    fn publishing_panics_if_line_and_data_lengths_differ() {
         publish(&[AtomicU64::new(0), AtomicU64::new(0)], 1, &[1]);
     }
 }

@@ -60,7 +60,7 @@ fn backward<W: Word>(line: &[W], epoch: u32, data: &[u32; LINE]) {
 }
 
 #[test]
-fn sealed_lines_are_consistent_over_three_epochs() {
+fn lines_of_two_ranks_are_read_intact_in_three_epochs() {
     lines_change_hands::<Exact>(forward);
 }
 
@@ -107,7 +107,7 @@ refuted!(
 );
 
 #[test]
-fn sealed_line_stored_in_reverse_word_order_is_never_torn() {
+fn lines_with_words_stored_in_reverse_order_are_read_intact() {
     lines_change_hands::<Exact>(backward);
 }
 

@@ -1,4 +1,5 @@
-//! The arguments of a kernel launch. The list borrows the arguments and stores their addresses.
+//! The arguments of a kernel launch. [`Arguments`] borrows the arguments and stores their
+//! addresses.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -19,9 +20,9 @@ use peerweave_types::{KernelArg, KernelArgs};
 #[derive(Clone)]
 pub struct Arguments<'a> {
     few: [Place; FEW],
-    /// The number of arguments in `few`.
+    /// Number of used elements of `few`.
     len: usize,
-    /// All arguments, if there are more than [`FEW`]. Otherwise empty.
+    /// All arguments, if there are more than [`FEW`]; otherwise empty.
     more: Vec<Place>,
     borrowed: PhantomData<&'a ()>,
 }

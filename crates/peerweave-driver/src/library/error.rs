@@ -92,11 +92,9 @@ pub enum DriverError {
     WrongDevice {
         /// Name of the call that returned this error.
         call: &'static str,
-        /// Ordinal of the device of the memory. For a kernel launch, ordinal of the device of the
-        /// stream.
+        /// Device ordinal of the memory in a copy, or of the stream in a kernel launch.
         found: usize,
-        /// Ordinal of the stream's device. For a kernel launch, ordinal of the device of the
-        /// kernel.
+        /// Device ordinal of the stream in a copy, or of the kernel in a kernel launch.
         expected: usize,
     },
     /// The size of the requested elements, in bytes, exceeds the address space.
@@ -154,9 +152,9 @@ pub enum DriverError {
     WrongLength {
         /// Name of the call that returned this error.
         call: &'static str,
-        /// Number of elements to copy.
+        /// Number of elements that the call would copy to or from the buffer.
         found: usize,
-        /// Number of elements in the buffer.
+        /// Number of elements in the buffer. The call must copy all of them.
         expected: usize,
     },
     /// A tensor from another framework cannot be used as requested.

@@ -59,7 +59,7 @@ pub enum LaunchError {
         kernel: String,
         /// Name of the property whose value is refused, such as "the grid".
         what: &'static str,
-        /// The value of that property in the refused launch.
+        /// Value of the refused property.
         found: String,
         /// Description of valid values.
         expected: String,

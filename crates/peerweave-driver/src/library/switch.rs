@@ -74,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn unknown_value_of_a_variable_disables_multicast() {
+    fn unknown_value_of_a_multicast_variable_disables_multicast() {
         assert!(with("PEERWEAVE_MULTICAST", "perhaps").is_err());
         assert!(with("NCCL_NVLS_ENABLE", "-1").is_err());
         assert!(with("NVSHMEM_DISABLE_NVLS", "yes please").is_err());

@@ -445,7 +445,7 @@ mod tests {
     }
 
     #[test]
-    fn raw_buffer_without_an_owner_has_nothing_to_keep_alive() {
+    fn raw_buffer_without_an_owner_yields_no_keep_alive_handle() {
         // SAFETY: nothing is enqueued.
         let raw = unsafe { Raw::<f32>::new(0x1000, 4, 0, None) };
         assert!(raw.keep().is_none(), "a window of the memory would dangle after the owner freed the memory");
@@ -465,11 +465,11 @@ mod tests {
 
     #[test]
     #[cfg(all(target_os = "linux", not(miri)))]
-    fn process_aborts_if_neither_capture_nor_slice_work_ends() {
+    fn process_aborts_if_capture_and_work_on_the_slice_never_end() {
         use std::os::unix::process::ExitStatusExt;
 
         use crate::cudarc::driver::sys::CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_RELAXED;
-        const NAME: &str = "memory::buffer::tests::process_aborts_if_neither_capture_nor_slice_work_ends";
+        const NAME: &str = "memory::buffer::tests::process_aborts_if_capture_and_work_on_the_slice_never_end";
         if peerweave_fakes::child().is_none() {
             let output = peerweave_fakes::Fakes::new().cuda().run_child(NAME);
             assert_eq!(output.status.signal(), Some(6 /* SIGABRT */), "{output}");

@@ -148,7 +148,8 @@ pub fn is_same_capture(one: &CudaStream, other: &CudaStream) -> Result<bool, Dri
     Ok(capture(one)?.0 == capture(other)?.0)
 }
 
-/// Returns the id and the graph of the capture of a stream.
+/// Returns the ID of the capture of a stream, and the graph into which the stream is being
+/// captured. Fails if the stream is not being captured.
 fn capture(stream: &CudaStream) -> Result<(u64, CUgraph), DriverError> {
     const CALL: &str = "cuStreamGetCaptureInfo_v2";
     let (mut status, mut id, mut graph): (u32, u64, CUgraph) = (NOT_CAPTURING, 0, std::ptr::null_mut());

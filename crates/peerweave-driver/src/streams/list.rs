@@ -112,7 +112,7 @@ impl Drop for Held {
     }
 }
 
-/// Identity of a stream in a list.
+/// Key by which a list of streams identifies a stream.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 enum Key {
     /// A stream other than the default and per-thread streams, identified by the address of
@@ -304,7 +304,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn forgetting_the_last_stream_clears_the_cached_pointer() {
+    fn stream_list_forgets_the_pointer_of_the_last_used_stream() {
         let streams = Streams::new();
         streams.last.store(std::ptr::dangling_mut(), Ordering::Relaxed);
         assert!(streams.forget_last());

@@ -90,7 +90,7 @@ impl Drop for Pending {
 
 /// Interval at which busy streams are queried again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
-/// If a reaper thread gets no retired value for this time, it destroys its streams for freeing
+/// Time without a retired value after which a reaper thread destroys its streams for freeing
 /// memory.
 const IDLE: Duration = Duration::from_secs(1);
 
@@ -279,7 +279,7 @@ pub(crate) fn is_over() -> bool {
         .is_ok_and(|driver| unsafe { matches!(driver.api().cuCtxGetCurrent(&raw mut context), Ok(CudaCode::DEINITIALIZED)) })
 }
 
-/// Destroys events. The driver keeps an event alive until all streams have passed it.
+/// Destroys events. The driver frees a pending event only after the event has completed.
 fn destroy(events: &[Event]) {
     if let Ok(driver) = Driver::get() {
         for event in events {

@@ -49,7 +49,7 @@ pub(crate) struct Block {
     returned: u32,
     arrived: u32,
     any: bool,
-    /// Result of the last complete barrier: whether any thread passed `true`.
+    /// Result of the last complete barrier: whether any thread reached it with `true`.
     barrier_result: bool,
     /// Pending warp operations of each warp.
     pending: Vec<Vec<Pending>>,
@@ -140,7 +140,7 @@ impl Block {
         Ok(Arrival::Complete((0..self.threads()).collect()))
     }
 
-    /// Returns the result of the last complete barrier: whether any thread passed `true`.
+    /// Returns the result of the last complete barrier: whether any thread reached it with `true`.
     pub(crate) fn barrier_result(&self) -> bool {
         self.barrier_result
     }

@@ -56,7 +56,8 @@ const MOST_FREE: usize = 8192;
 const TAKEN_TOGETHER: usize = 64;
 
 impl Stacks {
-    /// Creates a pool of stacks of `bytes` bytes each, allocated on demand.
+    /// Creates an empty pool of free stacks. Each stack has `bytes` bytes, and is allocated when a
+    /// thread needs it.
     pub(crate) fn new(bytes: usize) -> Self {
         Self { bytes, free: Vec::new() }
     }
@@ -70,7 +71,7 @@ impl Stacks {
         self.free.pop().map_or_else(|| DefaultStack::new(self.bytes), Ok)
     }
 
-    /// Adds the stack of an ended thread to the pool.
+    /// Adds the stack of an ended thread to the free stacks.
     pub(crate) fn give(&mut self, fiber: Fiber) {
         self.free.push(fiber.coroutine.into_stack());
     }

@@ -149,7 +149,8 @@ impl Current {
         }
     }
 
-    /// Waits at the barrier of the block. Returns whether any thread passed `true`.
+    /// Waits at the barrier of the block. Returns whether `value` was `true` in any thread of the
+    /// block.
     pub(crate) fn sync_threads_or(&self, value: bool) -> bool {
         if std::thread::panicking() {
             return value;
@@ -184,7 +185,7 @@ fn slot_of(number: u32) -> (usize, u32) {
 
 /// The blocks that have not started yet, for each launch of a run.
 struct Waiting {
-    /// For each launch: the index of the block that starts next, and the number of all blocks.
+    /// For each launch: the index of the next block to start, and the total number of blocks.
     next: Vec<(u64, u64)>,
     turn: usize,
 }

@@ -47,7 +47,8 @@ pub struct HostOptions {
     /// 64-bit signatures of the parameters. In this case, ranks compare the full parameters only in
     /// collectives in which a rank may access the buffers of other ranks.
     pub check_calls: bool,
-    /// Whether PEs read private buffers directly from other processes, if the system permits it.
+    /// Whether a PE reads the private buffers of other processes directly, if the system permits
+    /// such reads.
     pub cross_memory_attach: bool,
     /// Seed of the order in which the threads of kernels run, as described at
     /// `peerweave_grid::Options::seed`. With a seed other than 0, each launch on each PE has a

@@ -7,7 +7,8 @@ use peerweave_bootstrap::first_fit::FirstFit;
 /// they never share a cache line.
 const UNIT_BYTES: u64 = 128;
 
-/// The ranges of the symmetric heap. The allocator does not access the memory.
+/// The free and allocated ranges of the symmetric heap. This type does not access the memory of the
+/// heap.
 #[derive(Debug)]
 pub(crate) struct HeapMap {
     ranges: FirstFit,

@@ -20,7 +20,7 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 /// applies to the kernels of each PE separately.
 pub(crate) const KERNEL_SLOTS: u32 = 64;
 
-/// Maximum number of teams that a PE can belong to at the same time, including the world.
+/// Maximum number of teams that a PE can belong to at the same time, including the team of all PEs.
 pub(crate) const MAX_TEAMS: usize = 64;
 
 /// Size of one staging area, in bytes. In each round of an operation on large private buffers, a
@@ -62,7 +62,7 @@ pub(crate) mod state {
     pub(crate) const ALIVE: u64 = 1;
     /// The PE has finalized, together with all other PEs.
     pub(crate) const FINALIZED: u64 = 2;
-    /// The PE has dropped its world without finalize, or its finalize has failed.
+    /// The PE has dropped its `World` without finalizing it, or the finalization has failed.
     pub(crate) const LEFT: u64 = 3;
     /// The PE has begun to leave, but has not published [`LEFT`] yet. If its process ends now,
     /// other PEs treat the PE as one that left, not as one that died.
@@ -72,7 +72,7 @@ pub(crate) mod state {
 /// Alignment of a segment, in bytes. This is the size of a huge page.
 const SEGMENT_ALIGN: usize = 2 << 20;
 
-/// The words that a PE publishes about itself.
+/// The page of shared memory in which a PE publishes its state, its identity and its failure.
 #[repr(C, align(128))]
 #[derive(Debug)]
 pub(crate) struct PePage {
@@ -80,7 +80,8 @@ pub(crate) struct PePage {
     pub(crate) state: AtomicU64,
     /// Process ID of the PE.
     pub(crate) pid: AtomicU64,
-    /// Digest of the PID namespace in which the process ID is valid.
+    /// Digest of the PID namespace in which `pid` is valid, and of the current boot of the machine.
+    /// 0 if the system does not report the namespace.
     pub(crate) pid_namespace: AtomicU64,
     /// Number of the processor on which the PE ran in its last long wait, plus 1. The value is 0
     /// before the first long wait. See `sync/peers.rs`.
@@ -110,7 +111,7 @@ pub(crate) struct TeamCallWords {
     /// The decision of the leader: the slot of the new team, and an epoch. The epoch is the highest
     /// that any member has used in this slot. Only the leader writes this word.
     pub(crate) decision: AtomicU64,
-    /// Number of PEs in this PE's list of members of the new team.
+    /// Number of members that this PE lists for the new team.
     pub(crate) size: AtomicU64,
     /// Number of PEs in the list of another PE that passed a different list. That PE or a third PE
     /// writes this list here, for the error of this PE.
@@ -424,8 +425,8 @@ impl Segments {
         self.at(pe, 0)
     }
 
-    /// Zeroes the lines by which kernels of the team in slot `slot` synchronize, in the segment of
-    /// `pe`.
+    /// Zeroes the words by which kernels of a team synchronize, in the segment of PE `pe`. `slot`
+    /// is the slot of the team.
     pub(crate) fn reset_kernel_lines(&self, pe: usize, slot: usize, team_size: usize) {
         let start = self.layout.kernel_lines(slot).0 as usize;
         for line in 0..team_size * KERNEL_SLOTS as usize {

@@ -16,16 +16,17 @@ use peerweave_device::Word;
 use peerweave_device::sealed;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Number of 64-bit words of a line.
+/// Number of 64-bit words in an entry line, which is one cache line.
 pub(crate) const WORDS: usize = 8;
 
 /// Size of a cache line, in bytes.
 pub(crate) const BYTES: usize = 64;
 
-/// Maximum number of bytes of an operand that fit in a line.
+/// Maximum size, in bytes, of an operand that fits in the payload of an [`Entry`].
 pub(crate) const PAYLOAD_BYTES: usize = 24;
 
-/// The content of a line: a 64-bit signature, and 24 bytes of an operand.
+/// The content of an entry line: the 64-bit signature of a call, and 24 bytes of payload. The
+/// payload is a small operand, or words that describe the buffers of the call.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Entry {
     pub(crate) signature: u64,
@@ -112,7 +113,7 @@ impl Line {
         own(self.words.as_ptr().cast());
     }
 
-    /// Returns whether an entry was published under `epoch`.
+    /// Returns whether this line contains an entry that was published under `epoch`.
     #[inline]
     pub(crate) fn has(&self, epoch: u32) -> bool {
         self.read(epoch).is_some()

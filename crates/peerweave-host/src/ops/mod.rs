@@ -40,7 +40,7 @@ pub(crate) enum Task<'a> {
     /// time. The second field has all other operations, which run one by one after the sends and
     /// receives. The third field is the first failure in the group, if any.
     Group(Transfers, VecDeque<Task<'a>>, Option<Error>),
-    /// An operation that waits for no PE.
+    /// An operation that waits for no other PE, such as a put.
     OneSided(Cow<'a, Op>),
 }
 
@@ -57,7 +57,8 @@ impl<'a> Task<'a> {
         })
     }
 
-    /// Starts an operation that belongs to no team.
+    /// Starts an operation that has no position among the operations of a team: a wait, a launch or
+    /// a one-sided operation.
     #[inline]
     fn without_team(op: &'a Op) -> Self {
         match op {
@@ -88,7 +89,8 @@ impl<'a> Task<'a> {
         Ok(Self::Group(transfers, tasks, None))
     }
 
-    /// Converts the task so that another thread can continue it after the caller has returned.
+    /// Converts the task to a task that borrows nothing. Another thread can then continue the task
+    /// after the caller has returned.
     pub(crate) fn into_owned(self) -> Task<'static> {
         match self {
             Self::Collective(task) => Task::Collective(task.into_owned()),
@@ -157,8 +159,8 @@ impl<'a> Task<'a> {
     }
 }
 
-/// Returns whether the operation may wait for other PEs, or has a position in the order of its
-/// team's operations.
+/// Returns whether the operation may have to wait, either for other PEs or for earlier operations
+/// of its team.
 #[inline]
 pub(crate) fn waits(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_) | Op::Wait(_) | Op::Launch(_))

@@ -96,7 +96,7 @@ impl TransferLists {
     }
 }
 
-/// A group of sends and receives that run at the same time.
+/// Sends and receives that run at the same time: a single operation, or those of one group.
 #[derive(Debug)]
 pub(crate) struct Transfers {
     all: Vec<Transfer>,
@@ -245,8 +245,8 @@ impl Transfer {
         self.op.count * self.op.dtype.size_bytes()
     }
 
-    /// Returns the mailbox slot of message `number`, and the address at which the slot stores the
-    /// bytes of a message.
+    /// Returns the mailbox slot that message `number` uses, and the address of the bytes in this
+    /// slot.
     fn slot<'a>(&self, shared: &'a Shared, number: u64) -> (Slot<'a, AtomicU64>, *mut u8) {
         let (at, from) = match self.op.direction {
             Direction::Send => (self.peer_pe(), self.team.rank),

@@ -69,7 +69,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Queues {
-    /// Adds a queue. The queue stays in the list until the queue is dropped.
+    /// Stores a weak reference to a queue. Removes the references to queues that have been dropped.
     pub(crate) fn add(&self, queue: Weak<dyn Queue>) {
         let mut all = lock(&self.all);
         all.retain(|queue| queue.strong_count() > 0);

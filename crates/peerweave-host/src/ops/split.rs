@@ -28,7 +28,7 @@ fn no_slot(call: SplitCall) -> Error {
 /// key, the free slots, and the last epoch of each slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
-/// The request of one rank in a split.
+/// The request of one rank in a split, encoded in [`WORDS`] words.
 struct Request<'a> {
     words: &'a [u64],
 }

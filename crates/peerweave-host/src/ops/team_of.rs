@@ -26,7 +26,7 @@ use std::time::Duration;
 
 const CALL: &str = "team_of";
 
-/// Maximum number of PEs of a list that an error shows.
+/// Maximum number of PEs that an error message shows of each list of members.
 const SHOWN: usize = 16;
 
 /// Phases of a call. A phase is the low byte of [`TeamCallWords::state`].
@@ -39,14 +39,15 @@ mod phase {
     pub(super) const ASKED: u64 = 2;
     /// The member has reserved the leader's slot, and has reset its own control words in this slot.
     pub(super) const TAKEN: u64 = 3;
-    /// The slot is no longer free on the member.
+    /// The member has refused the slot that the leader has chosen, because the slot is no longer
+    /// free on this member.
     pub(super) const REFUSED: u64 = 4;
     /// The leader has created the team. The call of the member succeeds.
     pub(super) const MADE: u64 = 5;
     /// The leader no longer uses the slot that it had chosen, because some member did not take the
     /// slot. All members try again.
     pub(super) const CANCELLED: u64 = 6;
-    /// Phase of a call that failed, because every slot is in use on at least one member.
+    /// Phase of a call that has failed, because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
     /// Phase of a call that another member has ended, because a PE was lost or did not arrive
     /// before the deadline. The state word names this PE.
@@ -86,8 +87,8 @@ struct TeamCall<'a> {
 }
 
 impl Shared {
-    /// Creates a team of the PEs `members`, in this order. The list includes this PE. Collective
-    /// over these PEs.
+    /// Creates a team. `members` lists the PEs in the order of their ranks, and includes this PE.
+    /// Collective over these PEs.
     pub(crate) fn team_of(&self, members: &[Pe]) -> Result<TeamRecord, Error> {
         let pes: Vec<usize> = members.iter().map(|pe| pe.index()).collect();
         let rank = pes.iter().position(|&pe| pe == self.peers.me).expect("peerweave-core bug: this PE is not a member");
@@ -190,8 +191,8 @@ impl<'a> TeamCall<'a> {
         pes_in(self.shared.peers.segments.team_call_members(pe), &self.words(pe).size)
     }
 
-    /// Returns the state word of a member's call, if that call waits with the same list as this
-    /// call.
+    /// Returns the state word of PE `pe` if the PE waits in a `team_of` call with the same list of
+    /// members as this call.
     fn waits_with_me(&self, pe: usize) -> Option<u64> {
         self.waiting(pe).and_then(|(seen, list)| (list == self.members).then_some(seen))
     }
@@ -429,7 +430,8 @@ impl<'a> TeamCall<'a> {
         self.advance(pe, state(seen >> 24, phase::ENDING, named), phase::MISMATCH, named);
     }
 
-    /// Returns the other members that wait with the same list as this call, and their state words.
+    /// Returns each other member that waits in a call with the same list of members as this call,
+    /// with its state word.
     fn waiting_with_me(&self) -> impl Iterator<Item = (usize, u64)> {
         self.others().filter_map(|pe| Some((pe, self.waits_with_me(pe)?)))
     }
@@ -470,7 +472,8 @@ impl<'a> TeamCall<'a> {
     }
 }
 
-/// Returns the first `size` words of a list in a block.
+/// Reads a list of PEs. The list consists of the first `size` words of `words`, with one PE number
+/// in each word.
 fn pes_in(words: &[AtomicU32], size: &AtomicU64) -> Vec<usize> {
     words.iter().take(size.load(Ordering::Relaxed) as usize).map(|word| word.load(Ordering::Relaxed) as usize).collect()
 }

@@ -33,7 +33,8 @@ impl Shared {
         self.peers.waiter(limit).until(|| self.look(wait), |_| self.peers.check_signallers(call), timeout)
     }
 
-    /// Returns the outcome of the wait, if its condition is true now.
+    /// Tests the condition of `wait` once. Returns the outcome of the wait if the condition is
+    /// true.
     #[inline]
     fn look(&self, wait: &WaitUntil) -> Option<Outcome> {
         match wait.dtype.size_bytes() {

@@ -70,7 +70,7 @@ pub(super) unsafe fn copy_inline(dst: *mut u8, src: *const u8, bytes: usize) {
     }
 }
 
-/// Copies less than 64 bytes by words.
+/// Copies less than 64 bytes, by at most two calls of [`copy_inline`].
 ///
 /// # Safety
 /// As for [`super::copy()`].

@@ -16,9 +16,9 @@ pub(super) trait Lanes: Copy {
     const LEN: usize;
     /// Returns lanes that all have the value `value`.
     fn splat(value: Self::Lane) -> Self;
-    /// Returns all lanes.
+    /// Returns the values of all lanes.
     fn lanes(&self) -> &[Self::Lane];
-    /// Returns all lanes, for writing.
+    /// Returns the values of all lanes, for writing.
     fn lanes_mut(&mut self) -> &mut [Self::Lane];
 }
 

@@ -541,10 +541,13 @@ macro_rules! bitwise {
 }
 
 bitwise!(
-    /// Bitwise AND. The code treats elements of any integer type as bytes.
+    /// Bitwise AND, implemented only for bytes. Elements of larger integer types are reduced byte
+    /// by byte.
     And, &;
-    /// Bitwise OR. The code treats elements of any integer type as bytes.
+    /// Bitwise OR, implemented only for bytes. Elements of larger integer types are reduced byte by
+    /// byte.
     Or, |;
-    /// Bitwise XOR. The code treats elements of any integer type as bytes.
+    /// Bitwise XOR, implemented only for bytes. Elements of larger integer types are reduced byte
+    /// by byte.
     Xor, ^;
 );

@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, Weak};
 pub(crate) struct Liveness {
     segments: Segments,
     processes: Box<[Process]>,
-    /// Reports of the rendezvous, for processes that this process cannot watch itself.
+    /// Reports of the rendezvous about lost PEs, for processes that this process cannot watch.
     reports: Reports,
 }
 
@@ -63,8 +63,8 @@ impl Liveness {
         Self { segments, processes, reports: Reports { rendezvous: rendezvous.map(Arc::downgrade), lost: Mutex::default() } }
     }
 
-    /// Returns the PEs that this process cannot watch itself. Only the rendezvous reports the end
-    /// of these PEs.
+    /// Returns the PEs that this process cannot watch. Only the rendezvous reports the end of these
+    /// PEs.
     pub(crate) fn distant(&self) -> Vec<usize> {
         let distant = self.processes.iter().enumerate().filter(|(_, process)| matches!(process, Process::Distant));
         distant.map(|(pe, _)| pe).collect()

@@ -1,5 +1,5 @@
-//! How PEs synchronize with each other, wait for each other, and detect that another PE has died,
-//! left or failed.
+//! How PEs synchronize with each other and wait for each other, and how they detect that another PE
+//! has died, has left the job or has failed.
 
 pub(crate) mod abort;
 pub(crate) mod liveness;

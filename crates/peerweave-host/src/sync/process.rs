@@ -14,8 +14,8 @@ use std::sync::atomic::Ordering;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     pid: u64,
-    /// Digest of the PID namespace and of the boot of the machine. 0 if the system does not report
-    /// the namespace.
+    /// Digest of the PID namespace and of the current boot of the machine. 0 if the system does not
+    /// report the namespace.
     namespace: u64,
     /// A random word that identifies the process. The word is not 0.
     probe: u64,
@@ -114,7 +114,7 @@ mod tests {
     }
 
     #[test]
-    fn process_with_an_unexpected_probe_value_is_refused() {
+    fn process_is_refused_if_its_probe_word_has_the_wrong_value() {
         let own = Identity::own();
         assert!(own.can_read(&Identity { probe: own.probe ^ 2, ..own }).is_err());
     }

@@ -54,7 +54,8 @@ pub(crate) enum With {
     StagedLine,
 }
 
-/// The participation of this rank in one operation of a team.
+/// One operation of a team, as this rank executes it: how the rank publishes its progress and waits
+/// for other ranks.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Step<'a> {
     pub(crate) peers: &'a Peers,
@@ -75,7 +76,7 @@ impl<'a> Step<'a> {
         (self.epoch & 1) as usize
     }
 
-    /// Returns the index of the entry line that this operation uses, as described at [`line_of`].
+    /// Returns the index of the entry line of this operation (see [`line_of`]).
     #[inline]
     pub(crate) fn line(&self) -> usize {
         line_of(self.epoch)

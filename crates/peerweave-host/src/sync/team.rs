@@ -51,7 +51,7 @@ pub(crate) struct TeamState {
     /// The failure of the team on this PE, if the team has failed. After a failure, the team runs
     /// no collectives on this PE.
     failure: OnceLock<Error>,
-    /// For each rank of the team, the channels for messages between this rank and that rank.
+    /// For each rank of the team, the channels for messages between that rank and this PE.
     pub(crate) channels: Box<[Channels]>,
 }
 
@@ -280,7 +280,7 @@ impl TeamState {
         self.history.load(Ordering::Relaxed)
     }
 
-    /// Replaces the digest of this rank's small broadcasts, which [`TeamState::history`] returns.
+    /// Sets the digest of this rank's small broadcasts (see [`TeamState::history`]).
     #[inline]
     pub(crate) fn set_history(&self, history: u64) {
         self.history.store(history, Ordering::Relaxed);
@@ -398,7 +398,7 @@ impl Teams {
         by_slot
     }
 
-    /// Calls `each` for every team, starting with the world.
+    /// Calls `each` for every team of this PE, starting with the team of all PEs.
     fn for_each(&self, each: impl FnMut(&Arc<TeamState>)) {
         let slots = self.read();
         let made = slots.states.iter().filter_map(|slot| if let Slot::Team(team) = slot { Some(team) } else { None });

@@ -55,7 +55,8 @@ pub(crate) enum Limit {
 /// The reason why a wait or an operation returned before it was complete.
 #[derive(Debug)]
 pub(crate) enum Stop {
-    /// The time budget is spent. Nothing has failed: call the function again to continue.
+    /// The time budget is spent, but nothing has failed. The caller can call the same function
+    /// again to continue.
     BudgetSpent,
     /// The operation failed. Boxed, so that results of the hot paths fit in registers.
     Failed(Box<Error>),
@@ -79,7 +80,8 @@ impl From<Error> for Stop {
     }
 }
 
-/// A wait of a PE, with its limit.
+/// One wait of this PE: its time limit, and the state that determines how the wait polls and
+/// sleeps.
 #[derive(Debug)]
 pub(crate) struct Waiter<'a> {
     peers: Option<&'a Peers>,
@@ -95,7 +97,8 @@ pub(crate) struct Waiter<'a> {
 #[derive(Debug)]
 pub(crate) struct SlowWait<'a> {
     since: Instant,
-    /// Time from which the wait is reported. `None` if the wait has a time budget, which is short.
+    /// Time from which [`Self::report`] reports the wait. `None` if the wait has a time budget,
+    /// because such a wait is short.
     report_at: Option<Instant>,
     report: Option<Report<'a>>,
     checked: Instant,
@@ -103,8 +106,8 @@ pub(crate) struct SlowWait<'a> {
     sleep: Option<Duration>,
 }
 
-/// The report of a long wait, in this PE's failure word for a team. Dropping the report clears the
-/// word.
+/// A report that this PE has waited for a long time. The report is stored in this PE's failure word
+/// for a team. Dropping this value clears the word.
 #[derive(Debug)]
 struct Report<'a> {
     word: &'a AtomicU64,
@@ -112,7 +115,7 @@ struct Report<'a> {
 }
 
 impl Report<'_> {
-    /// Returns the value in the word, and does not clear the word.
+    /// Returns the value of the report, and leaves this value in the failure word.
     fn into_value(self) -> u64 {
         let value = self.value;
         std::mem::forget(self);
@@ -134,7 +137,8 @@ impl<'a> SlowWait<'a> {
         Self { since: now, report_at, report: None, checked: now, yields: 0, sleep: None }
     }
 
-    /// Returns the time from which a wait that starts at `now` is reported.
+    /// Returns the time from which [`Self::report`] reports a wait that starts at `now`. Returns
+    /// `None` if the limit is a time budget.
     fn report_at(now: Instant, limit: Limit) -> Option<Instant> {
         match limit {
             Limit::Budget(_) => None,
@@ -300,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn wait_stops_without_an_error_after_its_time_budget() {
+    fn wait_ends_without_an_error_when_the_time_budget_is_spent() {
         let mut waiter = Waiter::new(None, true, Limit::Budget(Duration::from_millis(1)));
         let gone = || panic!("liveness was checked within a millisecond");
         assert!(matches!(expired(&mut waiter, gone, &Default::default()), Stop::BudgetSpent));

@@ -68,7 +68,7 @@ fn ping_pong_of_each_scope_completes() {
 }
 
 #[test]
-fn atomic_benchmark_adds_to_the_word_of_the_peer() {
+fn atomic_benchmarks_on_pe_0_add_to_a_word_on_pe_1() {
     for kernel in [&bench::bench_atomic::KERNEL, &bench::bench_atomic_relaxed::KERNEL] {
         let mut job = job(2);
         let word = job.alloc::<u64>(1);

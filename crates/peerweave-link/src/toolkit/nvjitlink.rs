@@ -128,8 +128,8 @@ pub struct NvJitLink(Arc<Loaded>);
 struct Loaded {
     api: Api,
     version: Version,
-    /// Whether nvJitLink has refused PTX of a newer version. Afterwards it does not report
-    /// undefined functions.
+    /// Whether nvJitLink has refused an input because it does not support the PTX version. From
+    /// then on, nvJitLink does not report undefined functions.
     has_refused_ptx: AtomicBool,
 }
 

@@ -301,7 +301,8 @@ pub(crate) fn enter_blocking_all(call: &'static str, inside: &[(&Arc<Inner>, Ins
     entered
 }
 
-/// Removes the marks that [`enter_blocking_all`] has set. Called after NCCL has returned.
+/// Removes the marks that [`enter_blocking_all`] has set on the communicators. Called after NCCL
+/// has returned.
 #[inline]
 pub(crate) fn leave_blocking_all(inside: &[(&Arc<Inner>, Inside<'_>)]) {
     for (inner, one) in inside {

@@ -60,7 +60,7 @@ pub(crate) struct LeftOut {
     /// Number that identifies the waiting thread. Each thread of the process has a different
     /// number.
     thread: u64,
-    /// Time of the next check whether the thread has omitted one of its ranks from a group.
+    /// Time at which the check is repeated next.
     next: Instant,
     /// Minimum waiting time before [`LeftOut::look`] reports an omitted rank. If the waiting thread
     /// has issued the awaited collective for several ranks, [`LEFT_OUT_AFTER`] is sufficient.

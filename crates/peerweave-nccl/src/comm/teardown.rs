@@ -26,7 +26,8 @@ pub(crate) const EXIT_PATIENCE: Duration = Duration::from_secs(10);
 /// further thread may start.
 static ENDING: AtomicUsize = AtomicUsize::new(0);
 
-/// Number of running background threads that end a whole communicator.
+/// Number of running background threads that end or abort a communicator ([`Work::End`],
+/// [`Work::Abort`]).
 static COMMUNICATORS: AtomicUsize = AtomicUsize::new(0);
 
 /// Bit of [`ENDING`]: the process is ending and does not wait for background threads any more.

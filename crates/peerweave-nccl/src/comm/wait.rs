@@ -430,7 +430,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn polling_interval_grows_if_the_rendezvous_answers_slowly() {
+    fn slow_rendezvous_is_polled_less_often_than_a_fast_one() {
         for (took, most) in [(Duration::ZERO, 40), (WATCH_PATIENCE, 8)] {
             let mut watch = Watch::default();
             let mut asked = 0;

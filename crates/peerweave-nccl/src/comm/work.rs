@@ -43,9 +43,10 @@ struct Marks {
     /// Number of the last call that was issued before the events were recorded. This call is
     /// complete if every stream has reached its event.
     sequence: u64,
-    /// The events that have not completed yet, because earlier work still runs in the stream.
+    /// Events that have not completed yet, because earlier work in their streams is still running.
     pending: Vec<Mark>,
-    /// Whether every stream got an event. A stream that is being captured gets no event.
+    /// Whether an event was recorded in every stream. Streams that are being captured, and streams
+    /// that return an error, get no event.
     is_complete: bool,
 }
 

@@ -38,7 +38,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn nccl_obeys_disabled_multicast_only_if_nccl_nvls_enable_is_0() {
+    fn nccl_disables_multicast_only_if_nccl_nvls_enable_is_0() {
         for (told, obeyed) in [(None, false), (Some(""), false), (Some("1"), false), (Some("2"), false), (Some(" 0 "), true)] {
             assert_eq!(is_obeyed(false, told), obeyed, "{told:?}");
             assert!(is_obeyed(true, told));

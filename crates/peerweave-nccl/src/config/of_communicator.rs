@@ -70,8 +70,8 @@ macro_rules! options {
                 }
             )*
 
-            /// Writes every set option to the struct. Fails if the library `found` does not support
-            /// an option.
+            /// Stores every set option in `raw`. Fails if a value is out of range, or if the
+            /// library `found` does not support an option.
             fn fill(&self, raw: &mut ncclConfig_t, found: &Found<'_>) -> Result<(), NcclError> {
                 $(if let Some(choice) = self.$choice {
                     const WHAT: &str = option_name!($choice, $choice_field);

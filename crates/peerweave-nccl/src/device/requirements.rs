@@ -5,8 +5,8 @@
 //! different struct layouts, which this crate does not support. NCCL 2.30.3 is the first supported
 //! version.
 //!
-//! Invariant: each requirement is either passed to NCCL or causes an error, as in
-//! `of_communicator.rs`.
+//! Invariant: each requirement is either passed to NCCL or causes an error. No requirement is
+//! silently ignored.
 
 use std::ffi::c_int;
 
@@ -418,8 +418,8 @@ impl RawRequirements {
         &raw const self.raw
     }
 
-    /// Returns the handles that NCCL has stored: one for each buffer, and one for each team. Called
-    /// after NCCL has created the device communicator.
+    /// Returns the handles that NCCL stored when it created the device communicator: the handle of
+    /// each buffer, and the multicast handle of each team.
     pub(crate) fn filled(mut self) -> (Vec<u32>, Vec<ncclMultimemHandle_t>) {
         (std::mem::take(&mut self.handles), std::mem::take(&mut self.multimem))
     }
@@ -525,7 +525,7 @@ mod tests {
     }
 
     #[test]
-    fn requirement_list_keeps_the_order_of_added_buffers() {
+    fn resource_buffers_are_passed_to_nccl_in_the_order_of_addition() {
         let mut requirements = DeviceCommRequirements::new();
         for len_bytes in [128, 256, 512] {
             requirements = requirements.buffer(ResourceBuffer { len_bytes, align_bytes: 128 });

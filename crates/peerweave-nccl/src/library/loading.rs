@@ -295,8 +295,7 @@ impl Nccl {
         if self.0.version.at_least(since) { Ok(()) } else { Err(self.unsupported(what, since)) }
     }
 
-    /// Like [`needs`](Self::needs), for a function. Also fails if the library is new enough, but
-    /// lacks the function.
+    /// Fails if the library is older than `since`, or if it lacks the function.
     pub(crate) fn needs_function(self, function: &'static str, since: Version) -> Result<(), NcclError> {
         if self.has(function) { self.needs(function, since) } else { Err(self.unsupported(function, since)) }
     }

@@ -103,13 +103,14 @@ pub enum MisuseKind {
         /// Path of the library that the call uses.
         expected: Arc<Path>,
     },
-    /// Options exclude each other, or an option requires an option that is not set.
+    /// Options or arguments cannot be used as given. For example, options exclude each other, or an
+    /// option requires another option that is not set.
     #[error("{what}: {why}")]
     Combination {
-        /// Name of the wrong option or argument. If several options of one type conflict, the name
-        /// of this type.
+        /// Name of the wrong option or argument. If options of the same type conflict, the name of
+        /// this type.
         what: &'static str,
-        /// The reason why the options cannot be combined.
+        /// Explanation of what is wrong.
         why: &'static str,
     },
     /// Two buffers of a call overlap.
@@ -128,11 +129,11 @@ pub enum MisuseKind {
     Disagreement {
         /// The rank that issued the call in the field `found`.
         rank: Rank,
-        /// The call of the rank in the field `rank`.
+        /// Description of the call that the rank `rank` issued.
         found: Box<str>,
         /// The rank that issued the call in the field `expected`.
         other: Rank,
-        /// The call of the rank in the field `other`.
+        /// Description of the call that the rank `other` issued.
         expected: Box<str>,
     },
     /// A thread with several ranks waits for a collective that the thread has not issued for all of

@@ -74,8 +74,8 @@ pub enum GinConnection {
     None,
     /// Kernels reach all ranks over the network.
     Full,
-    /// Kernels reach the ranks of the rail team: see
-    /// [`Communicator::rail_team`](crate::Communicator::rail_team).
+    /// Kernels reach the ranks of their rail team over the network (see
+    /// [`Communicator::rail_team`](crate::Communicator::rail_team)).
     Rail,
     /// Kernels reach the ranks whose distance from this rank is a multiple of this stride. Requires
     /// NCCL 2.31. In a result of [`CommProperties::gin_connection`], the stride is always 0,

@@ -25,13 +25,13 @@ impl RegistrationUse {
         self.streams.note(stream);
     }
 
-    /// Adds a registration to the count, before NCCL registers the memory.
+    /// Adds 1 to the number of registrations. Called before NCCL registers memory.
     pub(crate) fn add(&self) {
         self.count.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Removes a registration from the count, after NCCL failed to register the memory or has
-    /// unregistered the memory.
+    /// Subtracts 1 from the number of registrations. Called after NCCL has unregistered memory, or
+    /// has failed to register memory.
     pub(crate) fn remove(&self) {
         self.count.fetch_sub(1, Ordering::Relaxed);
     }

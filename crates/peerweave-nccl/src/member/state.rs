@@ -67,8 +67,8 @@ impl State {
         }
     }
 
-    /// Converts the state to the reason why a call is not possible, like [`dead`](Self::dead).
-    /// Returns `None` if the communicator is live.
+    /// Returns the reason that an error gives for a call that is not possible in this state, or
+    /// `None` if the communicator is live.
     pub(crate) fn dead_unless_live(self) -> Option<DeadState> {
         (self != Self::Live).then(|| self.dead())
     }
@@ -121,14 +121,14 @@ const FREE: u64 = 0;
 const BRIEF: u64 = 1;
 /// Mode of a gate whose owner may be blocked in NCCL.
 const BLOCKING: u64 = 2;
-/// Mask that selects the mode in `Gate::owner`.
+/// Mask of the bits of `Gate::owner` that contain the mode, such as [`FREE`].
 const MODE_MASK: u64 = 3;
 /// Increment of `Gate::owner` for one acquisition of the gate. The low two bits of `Gate::owner`
 /// contain the mode, such as [`FREE`]. The bits above count the acquisitions. An acquisition is
 /// counted when its owner leaves the gate.
 const ACQUISITION: u64 = 4;
 
-/// Mask that selects the state in `Gate::word`.
+/// Mask of the bits of `Gate::word` that contain the communicator's state.
 const STATE_MASK: u64 = 0b111;
 /// Increment of `Gate::word` for each reader that is not blocked in NCCL. The count of these
 /// readers has 24 bits, which are enough for all threads of a process.
@@ -190,8 +190,8 @@ pub(crate) struct Gate {
     waiting: AtomicU32,
     /// Number of starving waiters, which have waited for at least [`STARVING_AFTER`].
     starving: AtomicU32,
-    /// State of the communicator, and two counts: the readers that are not blocked in NCCL, and the
-    /// readers that may be blocked in NCCL.
+    /// State of the communicator, and two counts of readers (threads that share the gate): readers
+    /// that are not blocked in NCCL, and readers that may be blocked in NCCL.
     word: AtomicU64,
     sleepers: Mutex<()>,
     left: Condvar,
@@ -265,8 +265,8 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Acquires the gate like [`take`](Self::take), but returns `None` if another thread has
-    /// already waited for at least [`STARVING_AFTER`].
+    /// Acquires the gate like [`take`](Self::take), but returns `None` also while a thread that has
+    /// waited for at least [`STARVING_AFTER`] is waiting. Such a thread has priority.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }
@@ -430,8 +430,9 @@ impl<'a> Inside<'a> {
         self.0.owner.load(Relaxed) & !MODE_MASK
     }
 
-    /// Checks the state of the communicator. If the state is in `allowed`, returns `self`.
-    /// Otherwise drops `self`, so that this thread leaves the gate, and fails.
+    /// Returns `self` if the state of the communicator is in `allowed`. Otherwise returns the state
+    /// as an error, and drops `self`, so that this thread releases the gate (the communicator's
+    /// lock).
     #[inline]
     fn allowed(self, allowed: Allowed) -> Result<Self, Refused> {
         fenced();

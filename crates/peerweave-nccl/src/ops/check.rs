@@ -225,9 +225,9 @@ impl<'c, 'a> CallBuilder<'c, 'a> {
         Ok(Operand { address, len_bytes })
     }
 
-    /// Returns the address of the buffer for which `access` was created. Dropping some accesses
-    /// notifies the owner of the buffer. Stores such an access in [`Holds::guards`] at index
-    /// `which`, so that the owner is notified only after the work was enqueued.
+    /// Returns the address of the buffer to which `access` belongs. If dropping `access` notifies
+    /// the owner of the buffer, stores `access` in [`Holds::guards`] at index `which`. The owner is
+    /// then notified only after the work was enqueued.
     #[inline(always)]
     fn borrow(&mut self, which: usize, access: Access<'a>) -> u64 {
         let address = access.address();
@@ -282,8 +282,8 @@ fn kept(call: Call, holds: &mut Holds<'_>, kept: Option<(u64, Keep)>) -> Checked
 
 /// Performs the last checks of a call whose stream is being captured, or whose buffers have guards
 /// (borrowed slices). Without guards, marks the call as captured. With a guard, fails if the stream
-/// has joined the capture of another stream. This happens if the last use of the slice is part of
-/// that capture, because the stream waits for this use.
+/// has joined the capture of another stream. A stream joins that capture if it waits for the last
+/// use of a borrowed slice, and this use is part of the capture.
 #[inline(never)]
 fn finish_guarded(call: Call, inner: &Inner, stream: &CudaStream, holds: &mut Holds<'_>) -> Checked<()> {
     if holds.guards.iter().all(Option::is_none) {

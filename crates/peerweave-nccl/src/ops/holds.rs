@@ -20,8 +20,8 @@ pub(crate) struct Holds<'a> {
     /// has a guard if its owner must be notified after the work was enqueued. Dropping the guard
     /// notifies the owner.
     pub(super) guards: [Option<Access<'a>>; 2],
-    /// Owners that the captured graph keeps alive. If the stream is being captured, the list has at
-    /// least one element. If the stream is not being captured, the list is empty.
+    /// Owners of memory and other resources of a captured call, which the graph keeps alive. The
+    /// list is empty if and only if the call is not captured.
     pub(super) keeps: Vec<Keep>,
     /// The reduction or window that the call uses.
     pub(super) owner: Option<Keep>,
@@ -47,9 +47,9 @@ impl Holds<'_> {
         self.guards.iter().all(Option::is_none) && self.keeps.capacity() == 0 && self.owner.is_none()
     }
 
-    /// Marks the call as captured: adds an element to `keeps`, because a non-empty `keeps` means
-    /// that the call is captured. The element is the call's reduction or window (`self.owner`). If
-    /// the call uses neither, the element is an empty value.
+    /// Marks the call as captured, by adding an element to `keeps`. The element is the call's
+    /// reduction or window, or an empty value if the call uses neither. A call counts as captured
+    /// if `keeps` is not empty.
     pub(super) fn set_captured(&mut self) {
         self.keeps.push(self.owner.clone().unwrap_or_else(|| Arc::new(())));
     }

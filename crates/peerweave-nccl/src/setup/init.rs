@@ -303,12 +303,13 @@ fn late(call: &'static str, began: Instant, communicator: Option<Arc<Communicato
 /// communicators.
 const PARENTS_LIMIT: Duration = Duration::from_secs(1);
 
-/// Returns the handle in a slot, or `None` if NCCL has not stored a handle yet.
+/// Returns the handle of the communicator that NCCL has stored in a slot, or `None` if the slot is
+/// still empty.
 fn made(slot: &Slot) -> Option<Handle> {
     Handle::new(slot.load(Ordering::Acquire))
 }
 
-/// Returns whether NCCL has stored a handle in every slot.
+/// Returns whether NCCL has stored the handle of a communicator in every slot.
 fn has_begun(slots: &[Slot]) -> bool {
     slots.iter().all(|slot| made(slot).is_some())
 }

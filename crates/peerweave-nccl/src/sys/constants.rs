@@ -16,7 +16,7 @@ pub const NCCL_SIM_INFO_MAGIC: c_uint = 0x7468_5283;
 pub const NCCL_UNDEF_FLOAT: f32 = -1.0;
 /// Color that a rank passes to a split to join no new communicator.
 pub const NCCL_SPLIT_NOCOLOR: c_int = -1;
-/// Flag for a window that can be used in every way.
+/// No window flags: the window can be used in every way.
 pub const NCCL_WIN_DEFAULT: c_int = 0;
 /// Flag for a window that is used in symmetric collectives: every rank passes buffers at the same
 /// offset in its own window.

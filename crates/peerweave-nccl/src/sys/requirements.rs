@@ -72,7 +72,7 @@ pub struct ncclTeam_t {
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ncclMultimemHandle_t {
-    /// Device address that only kernels may use. Null if the hardware has no multicast.
+    /// Multicast address, valid only in kernels. Null if the hardware has no multicast.
     pub mcBasePtr: *mut core::ffi::c_void,
 }
 
@@ -103,7 +103,7 @@ pub struct ncclGinBarrierHandle_t {
 pub struct ncclLLA2AHandle_t {
     /// Handle of the buffer that the all-to-all uses.
     pub bufHandle: u32,
-    /// Number of slots that the buffer has for each thread block.
+    /// Number of slots for each thread block in the buffer `bufHandle`.
     pub nSlots: u32,
 }
 

@@ -46,7 +46,7 @@ macro_rules! numbers {
         impl $Name {
             $($(#[$value_attribute])* pub const $value: Self = Self($number);)*
 
-            /// The values that this crate knows: NCCL's name and the number of each value.
+            /// NCCL's name and number of each value that this crate knows.
             pub const NAMES: &'static [(&'static str, i64)] = &[$((stringify!($value), $number as i64)),*];
 
             /// Returns NCCL's name for this value, or `None` if this crate does not know the value.
@@ -169,7 +169,8 @@ numbers! {
         NCCL_GIN_CONNECTION_NONE = 0;
         /// Kernels reach all ranks over the network.
         NCCL_GIN_CONNECTION_FULL = 1;
-        /// Kernels reach the ranks of the rail team over the network.
+        /// Kernels reach the rail team over the network: the ranks that have the same index in
+        /// their LSA teams as the kernel's rank.
         NCCL_GIN_CONNECTION_RAIL = 2;
         /// Kernels reach some ranks over the network: those whose distance from the kernel's rank
         /// is a multiple of a given stride. Since 2.31.0.

@@ -142,9 +142,10 @@ pub(crate) fn split_outcome<T>(result: Result<T, NvshmemError>) -> (Option<T>, R
 /// the same on all PEs that make these calls.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Counter {
-    /// Counts the calls that allocate symmetric memory or make existing memory symmetric.
+    /// The counter for calls that allocate symmetric memory or make existing memory symmetric. Its
+    /// value is the number of the new allocation.
     Allocations,
-    /// The counter for the setup calls of one team. The field of this variant is the number that
+    /// The counter for the collective setup calls of one team. The field is the number that
     /// identifies the team.
     Calls(u64),
     /// The counter for the teams that are split from one parent team. The field of this variant is

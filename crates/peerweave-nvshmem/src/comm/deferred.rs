@@ -32,7 +32,7 @@ impl Held {
         Self(Arc::new(Value { context: Arc::clone(context), keep: Some(keep) }))
     }
 
-    /// Leaks the value: its destructor never runs.
+    /// Leaks the value: its destructor never runs, even after all handles have been dropped.
     pub(crate) fn leak(&self) {
         std::mem::forget(Arc::clone(&self.0));
     }
@@ -53,7 +53,8 @@ pub(crate) struct DeferredCall {
     pub(crate) call: &'static str,
     pub(crate) run: fn(&Comm, usize) -> Result<(), NvshmemError>,
     pub(crate) address: usize,
-    /// The streams that must be idle before the call; `None` if the call needs no idle stream.
+    /// The streams that must be idle before the deferred call is made; `None` if the call depends
+    /// on no stream.
     pub(crate) streams: Option<Arc<Streams>>,
     pub(crate) held: Held,
 }
@@ -69,7 +70,7 @@ pub(crate) struct Deferred {
 }
 
 impl Deferred {
-    /// Returns whether the list may contain deferred calls.
+    /// Returns whether the list may contain deferred calls. Does not lock the list.
     #[inline]
     pub(crate) fn is_any(&self) -> bool {
         self.any.load(Ordering::Relaxed)

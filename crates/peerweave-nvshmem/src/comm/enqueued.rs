@@ -19,7 +19,8 @@ use crate::sys::nvshmem_team_t;
 /// graph or the guard of a module owns a clone of a token, NVSHMEM cannot be finalised.
 #[derive(Default)]
 pub(crate) struct InFlight {
-    /// All streams that were passed to NVSHMEM.
+    /// All streams on which calls of NVSHMEM were enqueued, and all streams that use memory of
+    /// NVSHMEM.
     pub(crate) used: Arc<Streams>,
     /// The order that two kinds of calls share: collectives of the predefined teams, and setup
     /// calls of all PEs or of a predefined team. NVSHMEM implements a collective of all PEs partly
@@ -31,7 +32,8 @@ pub(crate) struct InFlight {
     orders: Mutex<HashMap<nvshmem_team_t, Arc<Order>>>,
     /// Incomplete transfers on NVSHMEM's own streams.
     pub(crate) pending: Pending,
-    /// Whether the host has sent data over a network since the host's last quiet.
+    /// Whether the host has made a put over a network that no later quiet of the host has
+    /// completed.
     pub(crate) sent: AtomicBool,
     /// A token. Every captured graph that calls NVSHMEM owns a clone. While a clone exists, NVSHMEM
     /// cannot be finalised.
@@ -49,7 +51,7 @@ impl InFlight {
         Arc::clone(orders.entry(team).or_default())
     }
 
-    /// Returns the [order](Order) that the collectives of all predefined teams share.
+    /// Returns the [order](Order) that all predefined teams share for their collectives.
     pub(crate) fn world_order(&self) -> Arc<Order> {
         Arc::clone(&self.world_order)
     }

@@ -14,7 +14,7 @@ use super::gate::{Gate, Inside, NoAnswer, Sent, Worker};
 use crate::error::{DeadState, MisuseKind, NvshmemError};
 use crate::sys::{Api, Families};
 
-/// Name of NVSHMEM's function that finalises NVSHMEM.
+/// Name of the call that finalises NVSHMEM, as errors report it.
 pub(crate) const END: &str = "nvshmemx_hostlib_finalize";
 
 /// The [gate](Gate) (the lock for calls of NVSHMEM), the worker thread, and the reason why NVSHMEM
@@ -23,7 +23,8 @@ pub(crate) struct Entry {
     gate: Arc<Gate>,
     worker: Worker,
     dead: OnceLock<DeadState>,
-    /// Set while a thread finalises NVSHMEM. During that time, no other thread may call NVSHMEM.
+    /// Whether a thread is finalising NVSHMEM. While this flag is set, all other calls return an
+    /// error.
     ending: AtomicBool,
 }
 
@@ -140,7 +141,8 @@ impl Comm {
         self.enter_blocking(call)?.block(call, function)
     }
 
-    /// Acquires the [gate](Gate) for calls that wait, within the context's deadline.
+    /// Acquires the [gate](Gate) for calls that wait for other PEs or for the device. Fails if the
+    /// context's deadline passes first.
     pub(crate) fn enter_blocking(&self, call: &'static str) -> Result<Entered<'_>, NvshmemError> {
         let inside = self.enter(call)?.send(&self.entry.gate);
         Ok(Entered { comm: self, inside: Some(inside) })

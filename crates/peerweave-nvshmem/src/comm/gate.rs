@@ -79,8 +79,8 @@ impl Gate {
 }
 
 impl Inside<'_> {
-    /// Converts the guard to a guard that another thread can drop. `gate` is the gate to which the
-    /// guard belongs.
+    /// Converts the guard to a guard that another thread can drop. `gate` must be the gate that
+    /// this guard has locked.
     pub(crate) fn send(self, gate: &Arc<Gate>) -> Sent {
         debug_assert!(std::ptr::eq(self.0, Arc::as_ptr(gate)), "the guard must belong to this gate");
         std::mem::forget(self);
@@ -169,7 +169,7 @@ mod tests {
     const LONG: Duration = Duration::from_secs(60);
 
     #[test]
-    fn gate_admits_one_thread_at_a_time() {
+    fn lock_is_held_by_one_thread_at_a_time() {
         let (gate, inside) = (Arc::new(Gate::default()), AtomicUsize::new(0));
         std::thread::scope(|scope| {
             for _ in 0..4 {
@@ -185,7 +185,7 @@ mod tests {
     }
 
     #[test]
-    fn call_that_has_not_returned_keeps_the_gate_locked() {
+    fn lock_stays_held_until_a_call_that_timed_out_returns() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("the thread starts");
         let (release, wait) = channel::<()>();
@@ -198,7 +198,7 @@ mod tests {
     }
 
     #[test]
-    fn panic_in_a_call_is_reported_and_frees_the_gate() {
+    fn panic_in_a_call_is_reported_and_releases_the_lock() {
         let gate = Arc::new(Gate::default());
         let worker = Worker::start().expect("the thread starts");
         let inside = gate.enter("first", LONG).expect("the gate is free").send(&gate);

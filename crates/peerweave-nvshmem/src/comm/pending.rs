@@ -101,9 +101,10 @@ impl Pending {
         if self.lock().memory.is_empty() { Ok(()) } else { Err(outside(call)) }
     }
 
-    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`, which
-    /// wait for transfers that are no longer in the list. Then calls `quiet`, which must complete
-    /// the transfers in the list. Finally empties the list.
+    /// Waits until all `nbi` transfers are complete. First waits for the streams in `taken`,
+    /// because a quiet or a barrier on these streams waits for transfers that are no longer in the
+    /// list `open`. Then calls `quiet`, which must complete the transfers in the list. Finally
+    /// empties the list.
     pub(crate) fn complete(
         &self,
         call: &'static str,

@@ -36,10 +36,10 @@ pub(crate) fn wait_all(call: &'static str, comm: &Comm, streams: &peerweave_driv
 /// is idle and the list has the only handle to the stream.
 pub(crate) struct Streams {
     known: peerweave_driver::Streams,
-    /// Copy of `Open::emptied` (in `pending.rs`) from the time when the memory was last added to
-    /// `Open::memory`. That list contains the memory that incomplete transfers use. The memory is
-    /// in the list if and only if both numbers are equal. The copy is 0 if the memory was never in
-    /// the list, or if the resource is not memory.
+    /// If the resource is memory: the value that `Open::emptied` (in `pending.rs`) had when the
+    /// memory was last added to `Open::memory`, the list of the memory of incomplete transfers. The
+    /// memory is still in that list if and only if `Open::emptied` has the same value now. 0 if the
+    /// resource was never added.
     pub(crate) pending: AtomicU64,
 }
 
@@ -50,7 +50,7 @@ impl Streams {
         Self { known: peerweave_driver::Streams::within(&comm.enqueued.used), pending: AtomicU64::new(0) }
     }
 
-    /// Records that `stream` uses the resource to which this list belongs.
+    /// Adds `stream` to this list, because the stream uses the resource to which the list belongs.
     #[inline]
     pub(crate) fn note(&self, stream: &Arc<CudaStream>) {
         self.known.note(stream);

@@ -111,7 +111,7 @@ pub enum MisuseKind {
     Unregistered {
         /// Name of the argument.
         what: &'static str,
-        /// The other PE in the transfer.
+        /// The PE to or from which the data would be transferred.
         pe: Pe,
     },
     /// Two buffers of the call overlap, and the call writes at least one of the two.
@@ -139,7 +139,8 @@ pub enum MisuseKind {
         /// Name of the argument or setting that differs. The text is "an initialisation" if other
         /// code has initialised NVSHMEM.
         what: &'static str,
-        /// The value with which NVSHMEM runs, or the setting that NVSHMEM has already read.
+        /// The value with which NVSHMEM already runs. For a setting, the name and the value that
+        /// NVSHMEM has read. "by other code" if other code has initialised NVSHMEM.
         found: String,
         /// The value that this call requests.
         asked: String,

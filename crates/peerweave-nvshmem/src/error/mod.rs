@@ -280,8 +280,7 @@ pub struct Timeout {
     pub pe: Option<Pe>,
     /// The PEs that had not arrived when the wait timed out; empty if they are unknown.
     pub missing: Vec<Pe>,
-    /// The message in which the rendezvous reports a lost PE, or `None` if no PE is reported as
-    /// lost.
+    /// The message of the rendezvous about a lost PE; `None` if the rendezvous reports no lost PE.
     pub lost: Option<String>,
 }
 

@@ -22,7 +22,7 @@ pub(crate) struct Allocation {
     /// Owner of the memory, if this memory was allocated outside of the heap and then made
     /// symmetric. `None` for memory of the heap.
     outside: Option<Held>,
-    /// The streams with work that uses the memory.
+    /// The streams that use the memory.
     pub(crate) streams: Arc<Streams>,
     pub(crate) handles: Count,
 }

@@ -14,7 +14,7 @@ use peerweave_driver::Keep;
 
 use super::allocation::Allocation;
 
-/// Number of handles of an allocation.
+/// Number of existing [`Handle`]s of an allocation.
 #[derive(Debug, Default)]
 pub(crate) struct Count(AtomicUsize);
 

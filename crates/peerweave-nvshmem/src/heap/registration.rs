@@ -35,12 +35,12 @@ pub(crate) struct Registered {
     heap: Arc<Heap>,
     address: u64,
     bytes: usize,
-    /// The streams that use the memory in network transfers.
+    /// The streams with network transfers that use the memory.
     streams: Arc<Streams>,
     held: Held,
 }
 
-/// An element of the heap's list of registered memory.
+/// An entry in the heap's list of the memory that this PE has registered for network transfers.
 pub(super) struct Record {
     pub(super) address: u64,
     pub(super) bytes: usize,

@@ -272,8 +272,8 @@ impl Nvshmem {
         Ok(())
     }
 
-    /// Calls a function and returns its result. Returns an error only if the function could not be
-    /// called.
+    /// Calls a function and returns its result. Returns an error only if the library lacks the
+    /// function, or if this process is a forked child.
     #[inline]
     pub(crate) fn code<R>(
         self,

@@ -52,9 +52,9 @@ pub(crate) fn of_launcher(settings: &Settings) -> Result<Option<(&'static str, &
 /// Loads `plugin` from the directory of the NVSHMEM library, to check that it can be loaded. Like
 /// NVSHMEM, immediately resolves all functions that the plug-in needs.
 ///
-/// Succeeds without loading anything if `plugin` is `None`, or if its environment variable selects
-/// another plug-in. The same is true if the library's directory is unknown or does not contain the
-/// plug-in, which may be elsewhere.
+/// Succeeds without loading anything if `plugin` is `None`, or if the environment variable that
+/// `plugin` names selects another plug-in. Also succeeds without loading anything if the library's
+/// directory is unknown or lacks the plug-in, because the plug-in may be in another directory.
 ///
 /// # Errors
 /// [`NvshmemError::Plugin`] with the dynamic linker's message.

@@ -226,8 +226,8 @@ impl Settings {
         read.filter_map(|name| self.effective(&name).map(|value| (name, value))).collect()
     }
 
-    /// Returns an error if NVSHMEM has already read its settings in this process, and these differ
-    /// from `self`.
+    /// Returns an error if NVSHMEM has already read its settings in this process, and those
+    /// settings differ from `self`.
     pub(crate) fn check_read(&self, call: &'static str) -> Result<(), NvshmemError> {
         let read = READ.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(read) = &*read else { return Ok(()) };
@@ -265,9 +265,9 @@ impl Settings {
         Ok(())
     }
 
-    /// Sets these variables in the environment of the process. Dropping the returned value restores
-    /// the previous values. While the returned value lives, calls of this function by other threads
-    /// wait.
+    /// Sets the variables of these settings in the environment of the process. Dropping the
+    /// returned value restores the previous values of the variables. While the returned value
+    /// lives, calls of this function by other threads wait.
     pub(crate) fn apply(&self) -> Environment {
         let alone = CHANGING.lock().unwrap_or_else(PoisonError::into_inner);
         READ.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert_with(|| self.all_effective());
@@ -311,9 +311,9 @@ fn bytes_of(text: &str) -> Option<u64> {
     number.parse::<u64>().ok()?.checked_mul(1 << shift)
 }
 
-/// The lock for changes of the environment. A thread acquires the lock, changes the environment,
-/// calls NVSHMEM, restores the environment, and releases the lock. NVSHMEM reads the environment in
-/// this call. The call has a deadline, which limits the time for which the lock is held.
+/// The lock for changes of the environment. A thread holds the lock while it changes the
+/// environment, calls the function of NVSHMEM that reads the environment, and restores the
+/// environment. The deadline of that call limits the time for which the lock is held.
 static CHANGING: Mutex<()> = Mutex::new(());
 
 /// The settings that NVSHMEM has read. NVSHMEM reads its settings only once in a process.
@@ -328,7 +328,7 @@ pub(crate) struct Environment {
 }
 
 impl Environment {
-    /// Restores the previous values of the variables, by dropping this value.
+    /// Consumes this value. Its destructor restores the previous values of the variables.
     pub(crate) fn restore(self) {}
 
     /// Leaves the changed variables set, because NVSHMEM may still be reading the variables.

@@ -189,10 +189,10 @@ impl Context {
     }
 }
 
-/// Checks that all PEs have the same outcome of an allocation: all received memory, or none did.
-/// `address` is 0 if this PE received no memory. If `usable` is an error, returns this error.
-/// Without a rendezvous, makes no other check. After an error of this function, NVSHMEM is
-/// unusable.
+/// Compares the outcomes of an allocation on all PEs. Returns an error unless all PEs received
+/// memory or no PE did. `address` is 0 if this PE received no memory. If `usable` is an error on
+/// one PE, all PEs get an error. Without a rendezvous, only returns `usable`. After an error of
+/// this function, NVSHMEM is unusable.
 pub(super) fn check_all_allocated(
     comm: &Comm,
     call: &'static str,

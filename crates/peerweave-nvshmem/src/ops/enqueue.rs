@@ -29,7 +29,7 @@ pub(crate) struct Enqueue<'a> {
     capturing: bool,
     keeps: Vec<Keep>,
     team: Option<&'a Team>,
-    /// The effect of this call on the `nbi` transfers, which run on NVSHMEM's own streams.
+    /// The effect of this call on `nbi` transfers: it starts one, waits for all, or has no effect.
     left: NbiEffect<'a>,
     /// The registration of this PE's memory, if the transfer needs one. The value is held until
     /// NVSHMEM has enqueued the transfer, so that the memory stays registered until then. Later,
@@ -173,8 +173,8 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Makes the prepared call, like [`call`](Self::call), but `function` returns a status code of
-    /// NVSHMEM. Returns an error for any code other than success.
+    /// Makes the prepared call, like [`call`](Self::call). In contrast, `function` also returns
+    /// NVSHMEM's status code, and any code other than success becomes an error.
     ///
     /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
     /// once.

@@ -24,9 +24,9 @@ pub struct ModuleGuard {
     comm: Arc<Comm>,
     module: Kind,
     held: Held,
-    /// A clone of a token. NVSHMEM cannot be finalised while clones exist. Otherwise, NVSHMEM could
-    /// be finalised and started again before this guard is dropped. The new start would then write
-    /// NVSHMEM's state into the module.
+    /// A clone of the token `InFlight::modules`. NVSHMEM cannot be finalised while a clone exists.
+    /// If NVSHMEM were finalised and started again before this guard is dropped, the new start
+    /// would write NVSHMEM's state into the module.
     _counted: Arc<()>,
 }
 

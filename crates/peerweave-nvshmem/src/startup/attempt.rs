@@ -54,9 +54,9 @@ impl Start {
     /// [`Begun::Refused`] to the other PEs.
     ///
     /// # Errors
-    /// Returns the reason as an error in a forked child. The same is true if NVSHMEM is starting,
-    /// running or ending in this process by the same bootstrap, with the same id, communicator or
-    /// rendezvous.
+    /// Returns the reason as an error, and not as [`Begun::Refused`], in two cases: in a forked
+    /// child, and if NVSHMEM is starting, running or ending in this process by the same bootstrap,
+    /// with the same id, communicator or rendezvous.
     pub(super) fn begin(call: &'static str, arguments: &Arguments) -> Result<Begun, NvshmemError> {
         // In a forked child, the lock may be held by a thread that exists only in the parent.
         let forked = Nvshmem::is_forked();
@@ -265,9 +265,10 @@ fn began_key(life: u64, pe: Pe) -> String {
     format!("peerweave-nvshmem/{life:016x}/began/{}", pe.get())
 }
 
-/// Returns the PEs that have not begun to start NVSHMEM. A PE that begins stores a value under the
-/// key [`began_key`] at the rendezvous, so this function looks up these keys. `life` identifies
-/// this start among all starts: it is the number of the id by which the PEs connect.
+/// Returns the PEs that have not begun to start NVSHMEM. A PE that begins stores a value at the
+/// rendezvous, under its key ([`began_key`]). This function looks up the keys of all PEs. `life` is
+/// a number that identifies this start. The number is computed from the id by which the PEs
+/// connect.
 fn missing(world: &Rendezvous, life: u64) -> Vec<Pe> {
     let pes = (0..world.n_pes()).map(Pe::new);
     pes.filter(|pe| matches!(world.try_get(&began_key(life, *pe)), Ok(None))).collect()

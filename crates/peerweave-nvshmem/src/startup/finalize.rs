@@ -141,9 +141,9 @@ impl Context {
     }
 }
 
-/// The [`ProcessState`] after [`Context::finalize`]. Dropping this value makes it the state of the
-/// process. At first it is the state before the call; it is replaced once NVSHMEM has been
-/// finalised.
+/// A guard that sets the state of the process when [`Context::finalize`] returns. The field is this
+/// state. It is first the state before the call, which an error restores. Once NVSHMEM has been
+/// finalised, a new state replaces it.
 struct Ending(Option<ProcessState>);
 
 impl Drop for Ending {

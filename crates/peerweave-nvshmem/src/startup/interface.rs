@@ -10,7 +10,7 @@ use crate::library::Settings;
 /// The variable that selects the interface.
 const VARIABLE: &str = "NVSHMEM_BOOTSTRAP_UID_SOCK_IFNAME";
 
-/// Checks that an interface of this machine matches the settings.
+/// Checks that this machine has a network interface that the settings select.
 pub(crate) fn check(settings: &Settings) -> Result<(), PreflightError> {
     let Some(asked) = settings.effective(VARIABLE).filter(|asked| !asked.is_empty()) else { return Ok(()) };
     // If the operating system cannot list interfaces, the check succeeds.

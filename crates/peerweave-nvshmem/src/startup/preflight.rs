@@ -38,8 +38,7 @@ pub(crate) struct StartInfo {
 }
 
 impl StartInfo {
-    /// Returns the data as one line of text. The other PEs convert the line back by
-    /// [`Self::from_text`].
+    /// Returns the data as one line of text, which [`Self::from_text`] parses on the other PEs.
     pub(crate) fn to_text(&self) -> String {
         format!("ok\t{}\t{}\t{}", self.version, self.uuid, self.settings)
     }

@@ -20,7 +20,7 @@ use crate::sys;
 /// The gate, which is the lock for all calls of NVSHMEM in this process.
 pub(super) static GATE: LazyLock<Arc<Gate>> = LazyLock::new(Arc::default);
 
-/// Returns a number that identifies an id without disclosing the id.
+/// Returns a hash that identifies an id without disclosing the id.
 pub(super) fn number_of(id: &UniqueId) -> u64 {
     id.to_bytes().iter().fold(SEED, |hash, byte| mix(hash, (*byte).into()))
 }

@@ -152,9 +152,9 @@ impl Team {
     }
 
     /// Creates a team of the members of `self` whose ranks are in `ranks`, in this order. Returns
-    /// `None` if this PE's rank is not in `ranks`. The team is created by an id. NVSHMEM's split
-    /// function supports no negative strides, and reads out of bounds if `self` was created by an
-    /// id.
+    /// `None` if this PE's rank is not in `ranks`. Creates the team by an id, because NVSHMEM's
+    /// split functions support no negative strides, and read out of bounds if `self` was created by
+    /// an id.
     fn part(
         &self,
         call: &'static str,

@@ -86,7 +86,7 @@ mod tests {
     }
 
     #[test]
-    fn geometry_has_a_fixed_layout() {
+    fn heap_geometry_struct_has_a_size_of_40_bytes() {
         assert_eq!(size_of::<HeapGeometry>(), 40);
     }
 }

@@ -53,7 +53,7 @@ mod tests {
     }
 
     #[test]
-    fn invalid_team_shapes_do_not_fit_the_number_of_pes() {
+    fn team_shape_is_invalid_if_empty_repeating_or_out_of_range() {
         assert!(!TeamShape { start: 0, stride: 1, size: 0 }.fits(4));
         assert!(!TeamShape { start: 0, stride: 0, size: 2 }.fits(4));
         assert!(TeamShape { start: 3, stride: 0, size: 1 }.fits(4));

@@ -133,8 +133,8 @@ impl TeamEntry {
     /// The value of [`Self::nvshmem_team`] if NVSHMEM does not know the team.
     pub const NO_HANDLE: i32 = -1;
 
-    /// Returns the size, in bytes, of the memory by which a team synchronises, in the heap of one
-    /// member: a signal line for each rank and slot. The team has `size` ranks and `slots` slots.
+    /// Returns the size, in bytes, of the signal lines that a team of `size` ranks with `slots`
+    /// slots has in the heap of each member. There is one signal line for each rank and slot.
     #[inline]
     pub const fn sync_bytes(size: u32, slots: u32) -> u64 {
         size as u64 * slots as u64 * KernelContext::SIGNAL_LINE_BYTES
@@ -205,7 +205,7 @@ macro_rules! numbered {
         }
 
         impl $name {
-            /// All values.
+            /// All values of this enum, in the order of their declaration.
             pub const ALL: &'static [Self] = &[$(Self::$variant),*];
 
             /// Converts a number that a kernel has written to a value of this enum. Returns `None`
@@ -355,7 +355,7 @@ mod tests {
     }
 
     #[test]
-    fn team_has_a_separate_signal_line_for_each_block_and_rank() {
+    fn signal_words_of_a_team_are_128_bytes_apart() {
         let team = TeamEntry { size: 3, slots: 2, sync: SymOffset(4096), ..TeamEntry::default() };
         let mut next = 4096;
         for slot in 0..2 {

@@ -221,7 +221,7 @@ unsafe impl<T: Plain> KernelArg for DeviceSlice<T> {
     note = "a kernel has at most 16 arguments: pass more in a struct with `#[derive(KernelArg)]` and `#[repr(C)]`"
 )]
 pub unsafe trait KernelArgs: Copy + Send + Sync + 'static {
-    /// Number of arguments.
+    /// Number of arguments of the kernel.
     const COUNT: usize;
 
     /// Calls `with(address, size, alignment)` for each argument, in order. The address points to

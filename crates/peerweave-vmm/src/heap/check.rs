@@ -118,8 +118,7 @@ fn broken_path<T>(waited: Result<T, VmmError>, from: Pe, to: Pe, direction: &str
     })
 }
 
-/// Returns a range of words in the test buffer. PE `of` writes these words in the test buffer of
-/// each PE.
+/// Returns the range of words that PE `of` writes in the test buffer of every PE.
 fn slot(of: Pe) -> std::ops::Range<usize> {
     of.index() * WORDS..(of.index() + 1) * WORDS
 }
@@ -162,7 +161,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn peer_check_error_for_missing_data_names_both_pes() {
+    fn error_names_both_pes_if_peer_data_arrives_too_late() {
         let late = || VmmError::Timeout { call: "copy".into(), waited: Duration::from_secs(1), missing: Vec::new() };
         let error = broken_path::<()>(Err(late()), Pe::new(1), Pe::new(3), "written").expect_err("the data did not arrive");
         let text = "peer access from PE 1 to PE 3 is broken: data was not written by the deadline";

@@ -41,15 +41,15 @@ pub enum HeapTransport {
 
 impl HeapTransport {
     /// Returns the handle types by which memory of this transport can be exported. If
-    /// `file_descriptor` is true, they include file descriptors for every transport except legacy
-    /// IPC. Multicast needs this: an object that is exported as a file descriptor accepts only such
-    /// memory.
+    /// `file_descriptor` is true, the result includes file descriptors, except for legacy IPC.
+    /// Multicast needs file descriptors: a multicast object that is exported as a file descriptor
+    /// accepts only memory that can be exported in the same way.
     pub(crate) fn exportable(self, file_descriptor: bool) -> Exportable {
         Exportable { file_descriptor: file_descriptor && self != Self::Ipc, fabric: self == Self::Fabric }
     }
 }
 
-/// The data that all chunks of a heap share: the PEs of this machine, the transport and the
+/// The data of a heap that all its chunks need: the PEs of this machine, the transport and the
 /// addresses.
 pub(crate) struct Layout {
     pub(crate) context: Arc<CudaContext>,
@@ -65,15 +65,14 @@ pub(crate) struct Layout {
     pub(crate) streams: Arc<Streams>,
 }
 
-/// This PE's memory of a chunk, before the other PEs have mapped the memory.
+/// Memory that this PE has allocated for a new chunk, before the other PEs map it.
 pub(crate) struct Made {
     own: Own,
-    /// The chunk's entry in the table that the other PEs of this process read. Dropping this value
+    /// The entry by which PEs that are threads of this process find the memory. Dropping the value
     /// removes the entry.
     _entry: Option<Entry>,
     pub(crate) fd: Option<Descriptor>,
-    /// The data that this PE sends to the other PEs, and with which they open its memory of the
-    /// chunk.
+    /// The data that this PE sends to the other PEs so that they can open this memory.
     pub(crate) blob: Vec<u8>,
 }
 
@@ -95,8 +94,8 @@ pub(crate) struct Chunk {
     is_given_out: bool,
 }
 
-/// One PE's memory in a chunk. While this value lives, the addresses of the memory are valid in
-/// this process.
+/// The memory of one PE in a chunk. While this value exists, the addresses of that memory are valid
+/// in this process.
 enum Part {
     Mapped(Mapping),
     /// Memory of this PE, exported by legacy IPC.
@@ -155,8 +154,8 @@ impl Layout {
     /// `fds` contains the file descriptor of each member, or is empty if the members exchange no
     /// file descriptors.
     ///
-    /// Returns the chunk and the result. If the result is an error, the chunk contains the memory
-    /// that was mapped before the error.
+    /// Returns the chunk, and an error if not all of the memory could be mapped. After an error,
+    /// the chunk contains the memory that was mapped before the error.
     pub(crate) fn join(
         &self,
         call: &str,
@@ -208,7 +207,8 @@ impl Layout {
         Ok(())
     }
 
-    /// Returns the physical memory that the other PE `pe` has allocated for a chunk.
+    /// Returns the physical memory that PE `pe` has allocated for a chunk. `blob` and `fd` are the
+    /// data that `pe` has sent.
     fn peers_memory(
         &self,
         call: &str,
@@ -312,7 +312,8 @@ impl Made {
 }
 
 impl Chunk {
-    /// Marks the chunk as available to callers, so that any of the heap's streams may use it.
+    /// Marks the chunk as available for allocations. From then on, any stream of the heap may use
+    /// it.
     pub(crate) fn mark_used(mut self) -> Self {
         self.is_given_out = true;
         self

@@ -46,8 +46,8 @@ pub(crate) struct HeapInner {
     /// legacy IPC.
     gap: u64,
     pub(crate) layout: Layout,
-    /// The streams that use multicast addresses of this heap. `layout.streams` also contains these
-    /// streams.
+    /// The streams that use multicast addresses of this heap, a subset of the streams in
+    /// `layout.streams`.
     pub(crate) multicast: Arc<Streams>,
     /// The reason why the PEs do not use the requested transport to share memory. `None` if they
     /// use the requested transport.
@@ -67,7 +67,8 @@ pub(super) struct State {
     pub(super) history: History,
     /// Number of successful collective calls.
     pub(super) calls: u64,
-    /// Size of each segment in bytes, without the gaps between chunks.
+    /// Sum of the lengths of the chunks in each segment, in bytes. Gaps between chunks are not
+    /// counted.
     pub(super) total: u64,
     /// Offset in bytes at which the next chunk will start. The offset is the same in every segment.
     end: u64,
@@ -82,7 +83,7 @@ impl State {
     }
 }
 
-/// The data that a PE sends to the other PEs before a heap is created.
+/// The report about a PE and its device that PEs exchange when they create a heap.
 pub(super) struct Around {
     pub(super) random: u64,
     machine: u64,
@@ -92,8 +93,8 @@ pub(super) struct Around {
     vmm: bool,
     file_descriptor: bool,
     fabric: bool,
-    /// The reason why fabric handles cannot be used; empty if fabric handles can be used or were
-    /// not tried.
+    /// The reason why fabric handles cannot be used. Empty if they can be used, or if a test of
+    /// fabric handles was not necessary.
     refusal: String,
 }
 
@@ -399,7 +400,8 @@ impl HeapInner {
         Ok(())
     }
 
-    /// Releases a chunk that could not be mapped on all PEs.
+    /// Releases this PE's memory of a chunk that not all PEs could map. With legacy IPC, leaks the
+    /// memory if other PEs may still have it open.
     fn undo(&self, state: &mut State, call: &str, chunk: Option<Chunk>, made: Made) {
         let (start, len) = (state.end, made.bytes());
         let mut chunk = chunk;
@@ -585,7 +587,7 @@ mod tests {
     }
 
     #[test]
-    fn heap_has_address_gaps_on_all_machines_if_one_needs_them() {
+    fn all_machines_leave_address_gaps_if_one_uses_legacy_ipc() {
         let here = || around(1, true, true, true);
         let there = |vmm| Around { machine: 3, ..around(2, vmm, vmm, vmm) };
         assert_eq!(Around::gap(&[here(), there(true)], Sharing::Auto, 7), 0);
@@ -596,7 +598,7 @@ mod tests {
     }
 
     #[test]
-    fn differing_allocation_offsets_are_an_error_that_names_two_pes() {
+    fn error_for_different_allocation_offsets_names_two_pes() {
         let at = |at: u64| at.to_le_bytes().to_vec();
         assert!(same_offsets("alloc", &[at(256), at(256)]).is_ok());
         assert!(same_offsets("alloc", &[vec![], vec![]]).is_ok());

@@ -75,7 +75,7 @@ pub enum Growth {
     /// does not permit this, the heap grows by the length of the allocation, rounded up to the
     /// granularity.
     Steps {
-        /// Minimum number of bytes that each growth adds, if the heap's limit permits this.
+        /// Minimum growth in bytes, if the maximum size of the heap permits it.
         bytes: usize,
     },
 }

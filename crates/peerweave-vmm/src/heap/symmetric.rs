@@ -25,7 +25,7 @@ pub(crate) struct Block {
     heap: Arc<HeapInner>,
     offset: u64,
     address: CUdeviceptr,
-    /// The streams that use this range. The heap's list of streams also contains these streams.
+    /// The streams that use this range, a subset of the streams that use the heap.
     streams: Streams,
     freed: AtomicBool,
 }
@@ -50,8 +50,8 @@ impl Block {
         &self.streams
     }
 
-    /// Marks the range as freed, so that dropping the block reports no leak. The allocator already
-    /// owns the range again.
+    /// Marks the range as freed, so that dropping this value does not record the range as a leak.
+    /// Called after the range was returned to the heap's allocator.
     pub(crate) fn forget(&self) {
         self.freed.store(true, Ordering::Release);
     }

@@ -22,7 +22,7 @@ pub struct SymmetricView {
     /// Multicast address of the viewed bytes; 0 if there is no multicast address. A store to the
     /// address writes the memory of all PEs, and a reducing load reads the memory of all PEs.
     pub multicast: u64,
-    /// Rank of this PE on the machine.
+    /// Rank of this PE among the PEs of its machine, in ascending order of PE numbers.
     pub me: u32,
     /// Number of PEs on the machine.
     pub n_pes: u32,

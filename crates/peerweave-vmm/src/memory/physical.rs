@@ -59,8 +59,8 @@ pub struct Granularity {
 }
 
 impl Granularity {
-    /// Returns the granularity for memory on a device. The memory can be exported by the handle
-    /// types in `exportable`.
+    /// Returns the granularity of a device's memory. The granularity depends on `exportable`, the
+    /// handle types by which the memory can be exported.
     ///
     /// # Errors
     /// [`VmmError::Unsupported`] if the device lacks virtual memory management.

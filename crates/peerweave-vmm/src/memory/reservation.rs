@@ -129,8 +129,8 @@ impl Reservation {
     }
 }
 
-/// The addresses of a reservation that a mapping occupies. Dropping the value makes these addresses
-/// free again.
+/// The addresses of a reservation that one mapping occupies. Dropping this value makes the
+/// addresses available to other mappings.
 pub(crate) struct Place {
     reservation: Arc<Inner>,
     start: usize,

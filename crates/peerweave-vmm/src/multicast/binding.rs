@@ -32,7 +32,8 @@ pub struct Binding {
     context: Arc<CudaContext>,
 }
 
-/// An occupied range of an object on one device. Dropping the value makes the range free again.
+/// A range of a multicast object that is occupied on one device. Dropping this value frees the
+/// range.
 struct Place {
     object: Arc<Object>,
     device: usize,
@@ -202,8 +203,8 @@ impl Team {
         Ok(Place { object: Arc::clone(&self.object), device, range })
     }
 
-    /// Checks that `memory` can be exported by every handle type by which the object can be
-    /// exported.
+    /// Checks that `memory` can be exported as every handle type that the multicast object
+    /// supports.
     fn check_exportable(&self, call: &'static str, memory: &PhysicalMemory) -> Result<(), VmmError> {
         let (object, memory) = (self.properties().exportable, memory.exportable());
         let fits = (memory.file_descriptor || !object.file_descriptor) && (memory.fabric || !object.fabric);
@@ -218,8 +219,8 @@ impl Team {
         }
     }
 
-    /// Checks that `memory` can be bound to the object. Then occupies a range of the object for
-    /// `memory`.
+    /// Checks that `memory` can be bound to the object, and occupies `bytes` bytes of the object,
+    /// from `offset` on.
     fn place(&self, call: &'static str, memory: &PhysicalMemory, offset: usize, bytes: usize) -> Result<Place, VmmError> {
         self.check_exportable(call, memory)?;
         let Some(device) = memory.device().filter(|device| self.devices.contains(device)) else {
@@ -276,7 +277,7 @@ impl Binding {
         unbound
     }
 
-    /// Returns whether the memory is bound to `object`.
+    /// Returns whether this is a binding to `object`. Returns `false` after an unbind.
     pub(super) fn is_of(&self, object: &Arc<Object>) -> bool {
         self.parts.as_ref().is_some_and(|(place, _)| Arc::ptr_eq(&place.object, object))
     }

@@ -1,9 +1,10 @@
 //! A multicast object to which memory of every device is bound, and the mappings of the object.
 //!
 //! Invariant: a mapping exists only while every device of this process has memory bound to every
-//! byte of the object. The mapping owns these bindings. A collective call ensures that the other
-//! processes have also bound their memory. After that call, a process may unbind its memory only
-//! when no other process stores to the object.
+//! byte of the object. The mapping owns the bindings of this memory. If other processes have
+//! devices in the object, a collective call ensures that these processes have bound their memory
+//! too. After that call, a process may unbind its memory only when no other process stores to the
+//! object.
 
 use std::fmt;
 use std::ops::Range;
@@ -159,7 +160,8 @@ fn first_gap(bindings: &[Binding], device: usize, bytes: usize) -> Option<usize>
 }
 
 impl Bound {
-    /// Returns the driver's handle, like [`Building::as_raw`](super::Building::as_raw).
+    /// Returns the driver's handle to the object. The rules for its use are the rules of
+    /// [`Building::as_raw`](super::Building::as_raw).
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.inner.handle()
     }

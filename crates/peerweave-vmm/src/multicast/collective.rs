@@ -99,8 +99,8 @@ pub(crate) fn create_together(
 /// other members.
 type Begun = (Building, Option<Descriptor>);
 
-/// Checks that this PE can take part in creating the object. Returns the PCI address of this PE's
-/// device.
+/// Checks that `members` is valid, and that this PE and its device can use multicast objects.
+/// Returns the PCI address of the device.
 fn look(me: Pe, context: &CudaContext, members: &[Pe]) -> Result<String, VmmError> {
     multicast_switch()?;
     if !members.is_sorted_by(|one, next| one < next) || !members.contains(&me) {
@@ -152,9 +152,9 @@ fn read_statement(statement: &[u8]) -> Option<(Vec<Pe>, &str)> {
 /// A PE and the text that this PE sent to the other PEs.
 type Said<'a> = (Pe, &'a str);
 
-/// Checks that each PE passed the same list of members as every PE in its list. Calls `check` for
-/// every two PEs with the same list, with the text that each of them sent. Each element of
-/// `statements` is a value of [`statement`].
+/// Checks the lists of members that the PEs sent: all PEs in a list must have sent this same list.
+/// Calls `check` for every two PEs of a list, with the numbers of the PEs and the texts that they
+/// sent. `statements` has one element for each PE of the job, encoded by [`statement`].
 fn check_members(
     call: &str,
     statements: &[Vec<u8>],

@@ -229,8 +229,8 @@ impl Building {
     }
 
     /// Returns the driver's handle to the object, for driver calls that this crate does not make.
-    /// The handle is valid while this value lives, or a [`Team`] or other value that was created
-    /// from it. The caller must follow the driver's rules.
+    /// The handle is valid while this value lives, or while a value created from it lives, such as
+    /// a [`Team`]. The caller must follow the driver's rules.
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }
@@ -254,8 +254,8 @@ impl Building {
         }
     }
 
-    /// Converts this value to a [`Team`]. The caller has checked that all devices of the team are
-    /// added.
+    /// Converts this value to a [`Team`]. The caller must have checked that the devices of all
+    /// members have been added to the object.
     pub(super) fn into_team(self, members: Option<Arc<[Pe]>>) -> Team {
         Team { object: self.object, devices: self.devices.into(), members }
     }
@@ -314,8 +314,8 @@ impl Team {
     }
 
     /// Returns the driver's handle to the object, like [`Building::as_raw`]. This crate does not
-    /// track memory that is bound through the handle. [`bound`](Self::bound) does not count such
-    /// memory. Call [`unbind`](Self::unbind) to unbind such memory.
+    /// know memory that the caller binds through this handle: [`bound`](Self::bound) does not count
+    /// the memory. To unbind the memory, call [`unbind`](Self::unbind).
     pub fn as_raw(&self) -> CUmemGenericAllocationHandle {
         self.object.handle
     }

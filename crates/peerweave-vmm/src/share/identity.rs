@@ -32,7 +32,7 @@ impl ProcessId {
     }
 }
 
-/// A value that a PE publishes to the other PEs of its process.
+/// A value that a PE makes available to the other PEs of its process by [`publish`].
 pub(crate) type Shared = Arc<dyn Any + Send + Sync>;
 
 static REGISTRY: Mutex<Option<HashMap<u64, Weak<dyn Any + Send + Sync>>>> = Mutex::new(None);
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn published_value_is_found_until_its_registry_entry_is_dropped() {
+    fn published_value_is_found_by_key_until_the_entry_is_dropped() {
         let entry = publish(Arc::new(7u32));
         assert_eq!(find::<u32>(entry.key).as_deref(), Some(&7));
         assert!(find::<u64>(entry.key).is_none(), "the value has another type");

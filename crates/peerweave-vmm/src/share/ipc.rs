@@ -45,7 +45,7 @@ struct Inner {
     address: CUdeviceptr,
     bytes: usize,
     context: Arc<CudaContext>,
-    /// Whether another process may have the memory open.
+    /// Whether the memory has been exported, so that another process may have it open.
     lent: AtomicBool,
     streams: Arc<Streams>,
     /// Whether no stream has used this memory, so that freeing it waits for no stream. `streams`
@@ -145,8 +145,9 @@ impl IpcMemory {
     }
 
     /// Records that no stream has used this memory. Dropping the last handle then frees the memory
-    /// without waiting for any stream. Otherwise the drop waits for all streams in `streams`. The
-    /// memory of a heap shares one `streams`, so a stream in it may have used only other memory.
+    /// without waiting for any stream. Without this call, the memory is freed only when all streams
+    /// in `streams` have completed. All memory of a heap shares this list, so the list cannot show
+    /// that this memory is unused.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }
@@ -266,16 +267,17 @@ impl IpcPeerMemory {
         Arc::<PeerInner>::clone(&self.inner)
     }
 
-    /// Returns the cell that is set to the result of `cuIpcCloseMemHandle`. This call is made after
-    /// the last handle has been dropped and the streams that used the memory have completed their
-    /// work.
+    /// Returns the cell that will contain the result of closing the memory (`cuIpcCloseMemHandle`).
+    /// The memory is closed after the last handle has been dropped and the streams that used the
+    /// memory have completed their work.
     pub(crate) fn closing(&self) -> Arc<Closing> {
         Arc::clone(&self.inner.closing)
     }
 
     /// Records that no stream has used this memory. Dropping the last handle then closes the memory
-    /// without waiting for any stream. Otherwise the close waits for all streams in `streams`. The
-    /// memory of a heap shares one `streams`, so a stream in it may have used only other memory.
+    /// without waiting for any stream. Without this call, the memory is closed only when all
+    /// streams in `streams` have completed. All memory of a heap shares this list, so the list
+    /// cannot show that this memory is unused.
     pub(crate) fn unused(&self) {
         self.inner.is_unused.store(true, Ordering::Release);
     }

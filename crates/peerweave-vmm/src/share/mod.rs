@@ -100,9 +100,9 @@ impl PhysicalMemory {
     }
 }
 
-/// Returns an error unless `possible` is true. `possible` states whether the memory or the
-/// multicast object was created with the handle type that `call` exports. `exportable` contains all
-/// handle types with which it was created, for the error message.
+/// Returns the error of an export, unless `possible` is true. `possible` states whether the
+/// exported memory or multicast object was created with the handle type that `call` exports.
+/// `exportable` contains all handle types of this memory or object, for the error message.
 pub(crate) fn check_exportable(call: &'static str, exportable: Exportable, possible: bool) -> Result<(), VmmError> {
     match possible {
         true => Ok(()),

@@ -151,7 +151,7 @@ fn pointer_queries_return_the_device_and_allocation_bounds() {
 }
 
 #[test]
-fn new_device_memory_holds_0xc3_and_pinned_copies_are_exact() {
+fn new_memory_holds_0xc3_bytes_and_pinned_memory_is_copied() {
     fakes().run(|| {
         let context = CudaContext::new(0).unwrap();
         let stream = context.new_stream().unwrap();

@@ -344,8 +344,8 @@ mod tests {
     }
 
     #[test]
-    fn scenario_is_named_after_the_test_function() {
-        assert_eq!(name(|| ()), "tests::scenario_is_named_after_the_test_function");
+    fn name_of_a_closure_is_the_path_of_the_test_function() {
+        assert_eq!(name(|| ()), "tests::name_of_a_closure_is_the_path_of_the_test_function");
     }
 
     #[test]

@@ -147,7 +147,7 @@ fn multimem_setting_enables_multicast_addresses() {
 }
 
 #[test]
-fn noop_collectives_are_counted_and_change_no_data() {
+fn collectives_in_noop_mode_are_counted_but_move_no_data() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         ranks(2, |rank, comm, stream| {
             let data = buffer(&[rank]);
@@ -163,7 +163,7 @@ fn noop_collectives_are_counted_and_change_no_data() {
 }
 
 #[test]
-fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
+fn non_blocking_calls_in_noop_mode_return_in_progress() {
     fakes().env("PEERWEAVE_FAKE_NCCL_NOOP", "1").run(|| {
         use_device(0);
         let (mut id, mut comm, stream, data) = (UniqueId([0; 128]), 0, stream(), buffer(&[5]));
@@ -185,7 +185,7 @@ fn non_blocking_communicator_reports_noop_calls_as_in_progress() {
 }
 
 #[test]
-fn newest_fake_nccl_lacks_only_two_functions_from_since_txt() {
+fn newest_fake_nccl_lacks_only_two_gin_functions() {
     fakes().run(|| {
         let names = include_str!("../since.txt").lines().filter(|line| !line.starts_with('#'));
         let missing: Vec<_> = names.filter_map(|line| line.split(' ').next()).filter(|name| !has(name)).collect();
@@ -217,7 +217,7 @@ fn old_nccl_version_lacks_newer_functions() {
 /// the library read.
 fn taken(version: i32, header_version: u32, size: usize) -> String {
     let place = std::env::temp_dir().join(format!("peerweave-config-{}-{version}-{header_version}-{size}", std::process::id()));
-    let scenario = "config_fields_that_the_caller_or_library_lacks_are_unset";
+    let scenario = "config_fields_unknown_to_the_caller_or_nccl_are_unset";
     let output = fakes_of(version)
         .env("PEERWEAVE_FAKE_NCCL_LOG", place.as_os_str())
         .env("HEADER", header_version.to_string())
@@ -231,7 +231,7 @@ fn taken(version: i32, header_version: u32, size: usize) -> String {
 }
 
 #[test]
-fn config_fields_that_the_caller_or_library_lacks_are_unset() {
+fn config_fields_unknown_to_the_caller_or_nccl_are_unset() {
     if child().is_some() {
         let number = |name: &str| std::env::var(name).expect(name).parse::<u32>().expect(name);
         let mut config = Config::new();
@@ -282,7 +282,7 @@ fn log_contains_every_nccl_call_with_arguments() {
 }
 
 #[test]
-fn only_a_valid_all_reduce_config_is_accepted() {
+fn all_reduce_config_with_invalid_fields_is_refused() {
     fakes().run(|| {
         ranks(1, |_, comm, stream| {
             let (data, mut event) = (buffer(&[1]), 0);

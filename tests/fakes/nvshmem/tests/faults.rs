@@ -356,7 +356,7 @@ fn fake_nvshmem_starts_from_pmi_variables_but_not_from_mpi_comm() {
 }
 
 #[test]
-fn module_region_and_queue_pair_calls_return_expected_codes() {
+fn unknown_module_and_repeated_region_stop_return_errors() {
     fakes().run_many(1, |me| {
         init(&me);
         assert_eq!(nvshmemx_cumodule_init(0x1000), 7, "the driver does not know the module");

@@ -12,10 +12,10 @@ use super::rows::Rows;
 /// Number of threads of a block: two full warps and a part of a third warp.
 const THREADS: u32 = 72;
 
-/// Runs a kernel on all PEs. The kernel itself compares values, and writes the number of wrong
-/// values and the first wrong value to the memory that `args` gets. `args` returns the arguments of
-/// the kernel. A failure on one PE is an error on all PEs, because freeing this memory is
-/// collective.
+/// Runs a kernel on all PEs. `args` receives symmetric memory for the result, and returns the
+/// arguments of the kernel. The kernel itself compares values, and writes the number of wrong
+/// values and the first wrong value to this memory. A failure on one PE is an error on all PEs,
+/// because only all PEs together can free the memory.
 fn check<A: KernelArgs>(gpu: &Gpu, kernel: &Kernel<A>, blocks: u32, args: impl FnOnce(SymSlice<u64>) -> A) -> Outcome {
     let result = gpu.alloc::<u64>(RESULT_WORDS)?;
     let args = args(result.slice());

@@ -17,10 +17,11 @@ use crate::nccl::{members, sum_of_ranks};
 
 /// Deadline of a wait that cannot succeed.
 const SHORT: Duration = Duration::from_secs(2);
-/// Maximum time by which a step may exceed its deadline, because an abort takes time.
+/// Maximum delay of an expected error after its earliest time, because an abort takes time.
 const LATE: Duration = Duration::from_secs(8);
 
-/// Number of elements of the stuck collective.
+/// Number of elements of the all-reduce that connects the ranks, and of the all-reduces that cannot
+/// complete.
 const LENGTH: usize = 1 << 20;
 
 /// Function that runs one step: it creates communicators with the given configuration and checks

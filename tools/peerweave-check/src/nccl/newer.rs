@@ -96,7 +96,7 @@ pub(crate) fn parts(which: &str) -> Result<String, String> {
     }
 }
 
-/// A key-value store in which ranks leave messages for each other. Each message has its own key.
+/// The store through which the ranks exchange messages. Each message has its own key.
 enum Board {
     Threads(Arc<Mutex<HashMap<String, Vec<u8>>>>),
     Processes(Arc<Rendezvous>),
@@ -352,8 +352,8 @@ impl Part<'_> {
         is
     }
 
-    /// Counts a check as passed if `is_right` is true. Otherwise records the description that
-    /// `what` returns.
+    /// Counts the check as passed if `is_right` is true. Otherwise records the check as failed,
+    /// with the description that `what` returns.
     fn check(&self, is_right: bool, what: impl FnOnce() -> String) {
         match is_right {
             true => self.passed.set(self.passed.get() + 1),
@@ -390,7 +390,8 @@ impl Part<'_> {
         (0..self.ranks()).map(|rank| self.all.board.get(&key(rank), FIRST)).collect()
     }
 
-    /// Waits until every rank has called this method. Collective, like [`Self::exchange`].
+    /// Waits until every rank has called this method. Collective: all ranks must make the calls of
+    /// this method and of [`Self::exchange`] in the same order.
     fn meet(&self) -> Outcome {
         self.exchange(&[]).map(drop)
     }
@@ -474,8 +475,7 @@ fn pattern<T: Sample>(rank: usize, len: usize) -> Vec<T> {
     repeated(0..len, |index| T::number(given(rank, index)))
 }
 
-/// Returns the expected result of a sum: for each index in `places`, the sum of the inputs of all
-/// ranks.
+/// Returns the expected result of a sum over all ranks, for the elements with the indices `places`.
 fn sums<T: Sample>(ranks: usize, places: std::ops::Range<usize>) -> Vec<T> {
     repeated(places, |index| T::number((0..ranks).map(|rank| given(rank, index)).sum()))
 }

@@ -11,8 +11,8 @@ use crate::Failure;
 use crate::nvshmem::oracle::{Reduce, Sample};
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of elements in most transfers. The number is odd, so that vector instructions cannot move
-/// all elements.
+/// Number of elements in most transfers. The number is odd, so that a transfer in vectors of
+/// several elements leaves a remainder.
 const COUNT: usize = 301;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {
@@ -89,7 +89,7 @@ fn moved<T: Sample>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Checks waits for several words. Each word has its own expected value.
+/// Checks `wait_until_each`, which waits until each of several words has its own expected value.
 fn each<T: AtomicInteger + Reduce>(checks: &mut Checks<'_>) -> Result<(), Failure> {
     let (context, stream, next) = (checks.context, Arc::clone(&checks.stream), checks.next());
     let words = context.alloc_zeroed::<T>(4)?;

@@ -163,7 +163,7 @@ fn counted(
         format!("finalize of the second handle reported {report:?}, expected one other handle")
     });
     checks.check("a second handle of a context", context.status()? == Status::Initialized, || {
-        format!("the status after finalize of the second handle is {:?}, expected Initialized", context.status())
+        format!("after its second handle was finalized, the context has status {:?}, expected Initialized", context.status())
     });
     let other = Context::from_rendezvous(rendezvous, context.device(), settings().max_teams(9));
     checks.refused("a second start with other settings", other, |kind| {

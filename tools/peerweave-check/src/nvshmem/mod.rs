@@ -45,7 +45,7 @@ const WAIT: Duration = Duration::from_secs(20);
 const WHOLE_RUN: Duration = Duration::from_secs(400);
 const PARTS: [&str; 6] = ["operations", "blocking", "ordering", "mistakes", "outside", "lifetimes"];
 const FAULTS: [&str; 5] = ["shared-gpu", "missing", "killed", "no-library", "no-plugins"];
-/// Text before the number of checks in the last line of a PE.
+/// Text before the number of checks in the last line of a PE, as in `PE 0: OK 12 checks`.
 const OK: &str = "OK ";
 /// Name of the hidden option that prints the path of NVSHMEM's library.
 const WHERE: &str = "where";
@@ -56,7 +56,7 @@ pub(crate) struct Arguments {
     /// Number of processes to start; default: one for each GPU
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pes: Option<u32>,
-    /// Run only this part
+    /// Run only this part of the check
     #[arg(long, value_name = "PART", value_parser = PARTS)]
     only: Option<String>,
     /// Cause this fault on the last PE, and check the errors of the other PEs

@@ -26,7 +26,7 @@ pub(crate) trait Reduce: Number + Sample {
     /// Returns the reduction of two elements by `op`.
     fn combine(op: ReduceOp, one: Self, other: Self) -> Self;
 
-    /// Returns the input of `pe` at `index` for a reduction.
+    /// Returns element `index` of the input of PE `pe` for the reduction `op`.
     fn operand(op: ReduceOp, pe: u32, index: usize) -> Self {
         match op {
             ReduceOp::Prod => Self::small(1 + ((pe as usize + index) % 2) as u8),

@@ -8,7 +8,7 @@ use peerweave_types::{Pe, ReduceOp};
 use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of rounds. The two streams swap their roles after each round.
+/// Number of rounds in [`two_streams`]. The two streams swap their roles after each round.
 const ROUNDS: u32 = 50;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {

@@ -11,7 +11,7 @@ use peerweave_vmm::{Exportable, Granularity, MappedMemory, PhysicalMemory, Reser
 use crate::Failure;
 use crate::nvshmem::scenarios::Checks;
 
-/// Number of elements that are compared.
+/// Number of elements in each range of memory that the checks use.
 const COUNT: usize = 1003;
 
 pub(crate) fn run(checks: &mut Checks<'_>) -> Result<(), Failure> {

@@ -24,7 +24,7 @@ pub(crate) struct Checks<'a> {
     pub(crate) rendezvous: &'a Rendezvous,
     pub(crate) world: Team,
     pub(crate) stream: Arc<CudaStream>,
-    /// For each operation: number of passed checks and number of failed checks.
+    /// Number of passed checks and number of failed checks. The key is the name of the operation.
     counts: BTreeMap<&'static str, (usize, usize)>,
     faults: Vec<String>,
 }

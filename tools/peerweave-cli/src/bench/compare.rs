@@ -43,7 +43,7 @@ pub struct Cell {
 /// One line of the result: one [`Case`], with the times of all contenders.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Line {
-    /// Index of the case in the plan, from 0.
+    /// Index of the case in the list that `Config::cases` returns, from 0.
     pub row: usize,
     /// Element type, reduction and size that this line shows.
     pub case: Case,
@@ -52,7 +52,8 @@ pub struct Line {
 }
 
 impl Line {
-    /// Returns the median time of a contender in microseconds per call; `None` if there is no time.
+    /// Returns the median time per call of a contender, in microseconds. Returns `None` if this
+    /// line has no time of the contender.
     pub fn p50_us(&self, contender: &str) -> Option<f64> {
         self.cells.iter().find(|cell| cell.contender == contender)?.p50_us
     }
@@ -86,7 +87,7 @@ pub struct Comparison {
 /// The output to print after a record of a PE has arrived.
 #[derive(Debug, PartialEq)]
 pub enum News {
-    /// Nothing is printed.
+    /// Nothing can be printed yet, for example because the record completes no line.
     Nothing,
     /// The contenders of the comparison are known, so the header can be printed.
     Header,
@@ -107,8 +108,8 @@ impl Comparison {
         &self.lines
     }
 
-    /// Adds contenders that were measured later, in other processes. Also adds the records of these
-    /// contenders.
+    /// Adds contenders that were measured after all others, in separate processes. `records`
+    /// contains their measurements.
     pub fn add(&mut self, contenders: Contenders, records: &[Compared]) {
         for (name, _) in &contenders.present {
             let of_row =
@@ -126,7 +127,8 @@ impl Comparison {
         &self.contenders
     }
 
-    /// Returns the name of the GPU that PE 0 uses; `?` if no PE has passed its first barrier.
+    /// Returns the name of the GPU of the lowest-numbered PE that has passed its first barrier; `?`
+    /// if there is no such PE.
     pub fn compute(&self) -> &str {
         self.ready.first().map_or("?", |ready| &ready.compute)
     }
@@ -213,7 +215,7 @@ impl Comparison {
         let mut lines = vec![
             format!("# peerweave version {version} compares {}, {n_pes} PE{plural}, {compute}", op.name()),
             format!(
-                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call; own/it: median of Peerweave divided by median of the library or method to the left; own/best: median of Peerweave divided by the lowest median of another library",
+                "# {}, out of place; {batches} alternating batches of each library or method; microseconds per call; own/it: median of Peerweave divided by median of the library or method to the left; own/best: median of Peerweave divided by the lowest median of another library; wrong: number of wrong elements",
                 self.config.calls_name()
             ),
         ];
@@ -224,7 +226,7 @@ impl Comparison {
             "size",
             "type",
             "redop",
-            self.columns("p50", "p99", "own/it") + "  own/best   wrong"
+            self.columns("p50", "p99", "own/it") + &format!("  {:>8}  {:>6}", "own/best", "wrong")
         ));
         lines
     }
@@ -309,8 +311,9 @@ impl Comparison {
         })
     }
 
-    /// Returns the plot: time and bus bandwidth against size, with a line for each contender. If
-    /// `limit` is given, a line shows this bus bandwidth of the hardware in GB/s.
+    /// Returns the plot as SVG: time and bus bandwidth against size. Each contender (measured
+    /// library) has a line, or a line for each element type and reduction. If `limit` is given, a
+    /// further line marks this bus bandwidth, the limit of the hardware in GB/s.
     ///
     /// # Errors
     /// [`PlotError`] if there are fewer than two sizes, or if the drawing library fails.
@@ -449,7 +452,7 @@ mod tests {
     }
 
     #[test]
-    fn unsupported_call_of_a_compared_library_is_printed_as_n_a() {
+    fn unsupported_call_has_no_time_or_ratio_in_the_comparison() {
         let mut comparison = comparison();
         for pe in 0..2 {
             comparison.take(compared(pe, 0, "own", &[2.0], 0));

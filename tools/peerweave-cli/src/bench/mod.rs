@@ -241,8 +241,8 @@ pub(crate) fn now() -> String {
     humantime::format_rfc3339_seconds(SystemTime::now()).to_string().replace('T', " ").replace('Z', "")
 }
 
-/// Receives the output of the PEs, reads their records, and prints each line of the table when the
-/// line is complete.
+/// Receives the output of the PEs, in which each PE reports its measurements as JSON records.
+/// Prints a line of the table once all records of this line have arrived.
 struct Reporter<'a> {
     config: &'a Config,
     args: &'a BenchArgs,

@@ -8,7 +8,7 @@ use crate::workload::config::{Case, Config};
 use crate::workload::geometry::Placement;
 use crate::workload::record::{Measured, Note, Ready, Record};
 
-/// Result of the in-place or the out-of-place form in one line of the table.
+/// Result of one form of the operation (in place or out of place) in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Cell {
     /// Time per call in microseconds: the median of `batch_us`.
@@ -52,9 +52,10 @@ impl Row {
 #[derive(Debug, PartialEq)]
 #[allow(clippy::large_enum_variant, reason = "the caller of `take` matches on each value at once and stores no value")]
 pub enum News {
-    /// Nothing is printed, because the record has completed no line of the table.
+    /// Nothing can be printed yet, for example because other PEs have not sent their records of the
+    /// same line.
     Nothing,
-    /// All PEs have passed their first barrier.
+    /// All PEs have passed their first barrier, so the header can be printed.
     AllReady,
     /// The record has completed this line of the table, so the line can be printed.
     Row(Row),
@@ -71,7 +72,7 @@ pub struct Collector {
     /// Notes to print before lines of the table. PE 0 may send a note before other PEs have
     /// measured earlier lines.
     notes: Vec<Note>,
-    /// Index of the line that was completed last.
+    /// Index of the table line that was completed last; 0 if no line is complete.
     last: usize,
 }
 
@@ -82,7 +83,7 @@ impl Collector {
         Self { config, cases, ready: Vec::new(), pending: Vec::new(), rows: Vec::new(), notes: Vec::new(), last: 0 }
     }
 
-    /// Returns the number of lines that the table has at the end of the measurement.
+    /// Returns the number of lines of the complete table: one line for each case.
     pub fn rows_planned(&self) -> usize {
         self.cases.len()
     }
@@ -109,7 +110,7 @@ impl Collector {
         if cells.is_empty() { 0.0 } else { cells.iter().map(|cell| cell.bus_bw).sum::<f64>() / cells.len() as f64 }
     }
 
-    /// Returns the notes to print before the line that was completed last.
+    /// Returns the notes about the line that was completed last. They are printed before that line.
     pub fn notes(&self) -> impl Iterator<Item = &str> {
         self.notes.iter().filter(|note| note.row == self.last).map(|note| &*note.text)
     }

@@ -15,7 +15,7 @@ use crate::workload::record::{Compared, Contenders, Record};
 
 const SCRIPT: &str = include_str!("torch.py");
 const NAME: &str = "torch";
-/// The Python interpreter, which is searched in `PATH`.
+/// File name of the Python interpreter, which is looked up in `PATH`.
 const PYTHON: &str = "python3";
 
 /// Measures PyTorch for a comparison of libraries (contenders). Returns a list of contenders whose
@@ -66,8 +66,8 @@ pub(super) fn measure(config: &Config, timeout: Option<Duration>) -> (Contenders
     }
 }
 
-/// Returns a message that says why the processes failed: how they ended, and their last line of
-/// output that was not a record.
+/// Returns a message that says why the processes failed: how they ended, and their last output line
+/// that is not a record (a measurement as JSON).
 fn why(ending: &Ending, last_complaint: &str) -> String {
     let how = match &ending.failure {
         _ if ending.timed_out => "--timeout expired".to_owned(),

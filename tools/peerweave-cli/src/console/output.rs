@@ -1,4 +1,4 @@
-//! Writes the result lines of a command to standard output, its messages to standard error, and its
+//! Writes the output of a command: results to standard output, messages to standard error, and
 //! files.
 
 use std::io::Write;

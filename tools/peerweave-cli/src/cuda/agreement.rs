@@ -10,8 +10,8 @@ use peerweave_bootstrap::Rendezvous;
 
 use super::Failure;
 
-/// Barriers of one PE with the other PEs of the measurement, and exchanges of numbers and error
-/// messages with them, through the rendezvous.
+/// Lets one PE synchronise with the other PEs of the measurement, and exchange numbers and error
+/// messages with them. Uses the rendezvous.
 pub(crate) struct Agreement<'a> {
     rendezvous: &'a Rendezvous,
     so_far: Cell<u64>,

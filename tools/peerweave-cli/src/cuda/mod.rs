@@ -73,8 +73,8 @@ pub(crate) fn method(op: BenchOp, name: &str) -> Result<peerweave::cuda::Method,
     })
 }
 
-/// Checks that the operation has every algorithm METHOD that the option `--compare` names as
-/// `own:METHOD`. Such a contender is Peerweave's kernels with this algorithm.
+/// Checks each `own:METHOD` in the option `--compare`, which stands for Peerweave's kernels with
+/// the algorithm METHOD. The operation must have this algorithm.
 ///
 /// # Errors
 /// The message names the first algorithm that the operation lacks.

@@ -110,7 +110,8 @@ fn lengths(config: &Config, case: &Case) -> (usize, usize, usize) {
 pub(crate) struct Session<'a> {
     context: &'a Context,
     world: Team,
-    /// Two events: the first precedes the timed calls, and the second follows them.
+    /// Events that time the calls: the first is recorded before the calls, and the second after
+    /// them.
     events: [CudaEvent; 2],
     site: &'a Site<'a>,
 }

@@ -119,7 +119,7 @@ pub(crate) struct Calls<'a, T> {
     pub(super) send: Memory<T>,
     /// Memory of the result. In the in-place form, also memory of the input.
     pub(super) recv: Memory<T>,
-    /// Symmetric memory that one-sided operations access on the other PE.
+    /// Symmetric memory for one-sided operations, which access it on the other PE.
     pub(super) target: SymmetricBuffer<T>,
     /// Symmetric word of the operation: the target of signals, or the word that atomic operations
     /// change.
@@ -127,13 +127,13 @@ pub(crate) struct Calls<'a, T> {
     /// Number of calls so far. A PE that makes no calls counts the calls of PE 0 instead, so the
     /// number is the same on every PE.
     pub(super) made: u64,
-    /// Number of received words that differed from the expected words.
+    /// Number of wrong words that the calls have returned since this number was last reset.
     pub(super) wrong: u64,
 }
 
 impl<T: Reduced> Calls<'_, T> {
-    /// Returns whether this PE makes calls. A PE that makes no calls only takes part in the
-    /// barriers.
+    /// Returns whether this PE makes calls. In one-sided operations, most PEs make no calls and
+    /// only take part in the barriers.
     pub(super) fn acts(&self) -> bool {
         match self.view.op {
             BenchOp::PingPong => self.view.rank < 2,
@@ -141,7 +141,8 @@ impl<T: Reduced> Calls<'_, T> {
         }
     }
 
-    /// Makes the call `times` times in a row.
+    /// Makes `times` calls. On a PE that makes no calls ([`Self::acts`]), only adds `times` to
+    /// `made`.
     pub(super) fn make(&mut self, times: u64) -> Result<(), NvshmemError> {
         if !self.acts() {
             self.made += times;

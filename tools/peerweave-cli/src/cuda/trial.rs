@@ -25,7 +25,8 @@ use crate::workload::pattern::{PERIOD, Sample, poison, tile};
 /// calls in a batch.
 const FEWEST_CALLS: u64 = 3;
 
-/// One PE of the measurement: its configuration, stream and agreement with the other PEs.
+/// One PE in a measurement: its configuration, its stream, and its barriers and exchanges with the
+/// other PEs.
 pub(crate) struct Site<'a> {
     pub(crate) config: &'a Config,
     pub(crate) stream: &'a Arc<CudaStream>,
@@ -48,7 +49,7 @@ pub(crate) type Outcome = (u64, Vec<f64>, Option<u64>);
 pub(crate) struct Started {
     graph: Option<CudaGraph>,
     launches: u64,
-    /// Number of calls in each launch: the calls of the graph, or 1 without a graph.
+    /// Number of calls that one launch makes: all calls of the graph, or 1 without a graph.
     per_launch: u64,
     is_timed: bool,
     wrong: u64,
@@ -57,7 +58,7 @@ pub(crate) struct Started {
 
 /// The measurement of one case, in place or out of place, with one library.
 pub(crate) trait Trial<T: Sample> {
-    /// Returns the PE that runs this trial, with its configuration and stream.
+    /// Returns the PE on which this trial runs, with its configuration and stream.
     fn site(&self) -> &Site<'_>;
     /// Returns the operation and the reduction that this trial measures.
     fn subject(&self) -> Subject;
@@ -79,9 +80,9 @@ pub(crate) trait Trial<T: Sample> {
     fn write(&mut self, result: &[T], input: Option<&[T]>) -> Result<(), Failure>;
     /// Returns the elements of the result, followed by the guard elements behind the result.
     fn read(&self) -> Result<Vec<T>, Failure>;
-    /// Sets the memory that the checks of one-sided operations rely on to its initial values.
-    /// Called before the first call. The default implementation does nothing, for trials without
-    /// such operations.
+    /// Initialises the memory whose values the checks of one-sided operations compare. Called
+    /// before the first call of the operation. The default implementation does nothing, for trials
+    /// without such operations.
     fn prepare_words(&mut self) -> Result<(), Failure> {
         Ok(())
     }
@@ -96,7 +97,8 @@ pub(crate) trait Trial<T: Sample> {
         Ok(0)
     }
 
-    /// Runs the whole measurement: [`begin`](Self::begin), all batches, and [`end`](Self::end).
+    /// Runs the whole measurement: [`begin`](Self::begin), all timed batches, and
+    /// [`end`](Self::end).
     fn measure(&mut self) -> Result<Outcome, Failure> {
         let mut started = self.begin()?;
         for _ in 0..self.site().config.batches {
@@ -134,7 +136,7 @@ pub(crate) trait Trial<T: Sample> {
         Ok(Started { graph, launches, per_launch, is_timed, wrong, batch_us: Vec::new() })
     }
 
-    /// Runs one batch. Records the batch's time per call if this PE is timed.
+    /// Runs and times one batch. If this PE is timed, appends the time per call to `started`.
     fn batch(&mut self, started: &mut Started) -> Result<(), Failure> {
         // A ping-pong is a round trip; half of its time is reported.
         let share = if self.subject().view.op == BenchOp::PingPong { 0.5 } else { 1.0 };
@@ -193,7 +195,8 @@ pub(crate) trait Trial<T: Sample> {
         Ok(graph)
     }
 
-    /// Launches the graph `launches` times, or enqueues `launches` calls if there is no graph.
+    /// Enqueues the graph `launches` times. If there is no graph, enqueues `launches` calls
+    /// instead.
     fn launch(&mut self, graph: Option<&CudaGraph>, launches: u64) -> Result<(), Failure> {
         let Some(graph) = graph else { return self.enqueue(launches) };
         self.count(launches as i64 * i64::from(self.site().config.graph.unwrap_or(1)));
@@ -244,8 +247,8 @@ pub(crate) trait Trial<T: Sample> {
 }
 
 impl Subject {
-    /// Returns the expected elements of a part of a buffer. The inputs of all ranks must be those
-    /// of round `round`.
+    /// Returns the elements that the range `part` of a buffer must contain, if all ranks use their
+    /// inputs of round `round`.
     fn values<T: Sample>(&self, part: &Part, round: u64) -> impl Iterator<Item = T> + use<T> {
         let tile = tile(part.of, self.redop, self.view.n_pes, round);
         let from = part.from;

@@ -1,5 +1,5 @@
-//! Describes the environment variables for the report of `info`: the launcher that has set them,
-//! the backend that they select, and the values of Peerweave's variables.
+//! The part of the report of `info` that concerns environment variables: the launcher of this
+//! process, the backend that the variables select, and the values of Peerweave's variables.
 
 use std::fmt;
 

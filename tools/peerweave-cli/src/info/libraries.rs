@@ -34,7 +34,7 @@ pub(crate) struct Function {
     pub since: String,
 }
 
-/// The setting for multicast objects, as `info` reports it.
+/// Whether this process may use multicast objects, for the report of `info`.
 #[derive(Debug, Serialize)]
 pub(crate) struct Multicast {
     /// Whether multicast objects are allowed. False if an environment variable disables them.

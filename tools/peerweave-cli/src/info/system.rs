@@ -156,9 +156,10 @@ impl Group {
         Self { directories }
     }
 
-    /// Returns a limit of the control group. Searches the directories for a `file` that contains a
-    /// number, and returns the number from the first such file. Returns `None` if there is no such
-    /// file, or if the number means "no limit".
+    /// Returns a limit of the control group, in bytes. `file` is the name of the file that contains
+    /// the limit. The result is from the first of the group's directories in which this file
+    /// contains a number. Returns `None` if there is no such directory, or if the number means "no
+    /// limit".
     fn limit(&self, file: &str) -> Option<u64> {
         // Without a limit, version 1 shows the largest number of whole pages.
         const NO_LIMIT: u64 = 1 << 60;

@@ -17,7 +17,8 @@ use crate::workload::record::{Ready, Record, monotonic_ns};
 pub(super) struct Trial {
     /// Whether both PEs passed their barriers and succeeded.
     pub works: bool,
-    /// Messages of the PEs if they failed.
+    /// Output lines of the PEs that are not records, such as error messages, and the error of the
+    /// launcher.
     pub complaints: Vec<String>,
     /// Time from the start of the first PE until both PEs have passed a barrier, in milliseconds.
     pub first_barrier_ms: Option<f64>,

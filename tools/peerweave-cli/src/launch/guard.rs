@@ -101,8 +101,8 @@ impl Guard {
         }
     }
 
-    /// Kills the guard process, and waits for its end. So the process groups that the guard watches
-    /// are not killed.
+    /// Ends the guard process without killing the process groups that it watches: kills the guard
+    /// process, and waits until it has ended.
     pub(super) fn stop(&mut self) {
         if let Some(pid) = self.pid.take() {
             let _ = kill_process(pid, Signal::KILL);

@@ -1,10 +1,10 @@
 //! Splits a stream of bytes into lines.
 //!
-//! Invariant: every byte except line ends is emitted exactly once and in order. A line longer than
-//! [`LONGEST_LINE_BYTES`] is emitted as several lines.
+//! Invariant: every byte except line ends is emitted exactly once and in order. If more than
+//! [`LONGEST_LINE_BYTES`] bytes of an incomplete line arrive, the line is emitted as several lines.
 
-/// Maximum length of a line. Longer lines are split, so that a program that prints no line ends
-/// cannot fill the launcher's memory.
+/// Maximum number of bytes that are stored of an incomplete line. Longer lines are split, so that a
+/// program that prints no line ends cannot fill the launcher's memory.
 pub(super) const LONGEST_LINE_BYTES: usize = 1 << 20;
 
 /// Splits one stream of bytes into lines. If the received bytes end with an incomplete line, stores
@@ -15,8 +15,9 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Appends `bytes` to the stream. Calls `line` with each line that is now complete, and with
-    /// each full piece of a line that is too long.
+    /// Appends `bytes` to the stream. Calls `line` with each line that is now complete. If more
+    /// than [`LONGEST_LINE_BYTES`] bytes of an incomplete line are stored, also calls `line` with
+    /// pieces of this length.
     pub(super) fn push(&mut self, mut bytes: &[u8], mut line: impl FnMut(&[u8])) {
         while let Some(end) = bytes.iter().position(|&byte| byte == b'\n') {
             let (head, tail) = bytes.split_at(end);
@@ -37,7 +38,7 @@ impl Lines {
         }
     }
 
-    /// Calls `line` with the incomplete line at the end of the stream, if any.
+    /// Calls `line` with the last line of the stream if that line has no line end.
     pub(super) fn finish(&mut self, line: impl FnOnce(&[u8])) {
         if !self.rest.is_empty() {
             line(&std::mem::take(&mut self.rest));

@@ -176,7 +176,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn closing_a_stream_keeps_the_partly_written_line_of_the_other() {
+    fn closing_stdout_keeps_a_partly_written_line_of_stderr() {
         let mut output = Output { same_file: false, ..Output::new() };
         output.line(Target::Stdout, b"", b"dropped");
         output.line(Target::Stderr, b"", b"half of this line is written");

@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn program_in_path_is_preferred_to_one_beside_peerweave() {
+    fn path_variable_is_searched_before_the_launcher_directory() {
         let root = tempfile::tempdir().unwrap();
         let (path, beside) = (root.path().join("path"), root.path().join("beside"));
         fs::create_dir_all(&path).unwrap();

@@ -19,7 +19,7 @@ use crate::console::exit;
 pub enum Place {
     /// One machine; PEs connect to a socket that is visible only on this machine.
     ThisMachine,
-    /// Several machines; the first runs the server.
+    /// Several machines; machine 0 runs the rendezvous server.
     Machines {
         /// Address (`HOST:PORT`) of the rendezvous server, which runs on the first machine.
         address: String,
@@ -169,7 +169,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn server_listens_on_all_interfaces_if_its_address_is_not_local() {
+    fn server_with_a_nonlocal_address_listens_on_all_interfaces() {
         let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         // An address for documentation (RFC 5737): no interface has it.
         let place = Place::Machines { address: format!("192.0.2.1:{port}"), n_machines: 2, machine: 0 };
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn token_is_random_only_if_the_job_has_one_machine() {
+    fn default_job_secret_is_random_only_if_job_has_one_machine() {
         let endpoint: Endpoint = "tcp:10.0.0.1:29500".parse().unwrap();
         let token = |n_machines, vars: &[(&str, &str)]| {
             let var = |name: &str| vars.iter().find(|(known, _)| *known == name).map(|(_, value)| (*value).to_owned());

@@ -38,11 +38,13 @@ const SAME_WISH: Duration = Duration::from_millis(100);
 /// After all PEs have ended, the launcher reads the output of their descendant processes for this
 /// time.
 const DRAIN: Duration = Duration::from_millis(250);
-/// If a job has failed, the launcher waits at most this time for a slow reader of the job's output.
+/// If the job failed or was stopped by a signal, the launcher waits at most this time for a slow
+/// reader of its output.
 const FLUSH: Duration = Duration::from_millis(400);
-/// Time from the end of a PE until a message names the PEs for which the launcher still waits.
+/// Time from the end of a PE until the launcher checks whether another PE is stopped, and time
+/// between such checks.
 const WAITING: Duration = Duration::from_secs(5);
-/// Maximum time between the first failure and the exit of the launcher.
+/// Maximum time between the first failure of a PE and the exit of the launcher.
 const LAST_MOMENT: Duration = Duration::from_secs(5);
 const _: () = assert!(GRACE.as_millis() + TERM_TO_KILL.as_millis() + 2 * DRAIN.as_millis() <= LAST_MOMENT.as_millis());
 
@@ -98,15 +100,15 @@ struct Job {
     ending: Ending,
     suspicion: Option<Suspicion>,
     on_failure: OnFailure,
-    /// The PE that ended the job by an abort, and its code, once known.
+    /// The PE that aborted the job, and the exit code that it requested; `None` while no abort is
+    /// known.
     aborted: Option<(usize, u8)>,
-    /// Whether an abort of the job was reported.
+    /// Whether the message that a PE aborted the job has been printed.
     abort_reported: bool,
     stopped_by: Option<(i32, Instant)>,
-    /// Time of the next check for PEs that still run after another PE has ended; `None` if no check
-    /// is planned.
+    /// Time of the next check by [`Self::name_waiting`]; `None` if no check is planned.
     waiting_at: Option<Instant>,
-    /// Whether the message about PEs that still run has been printed. It is printed only once.
+    /// Whether [`Self::name_waiting`] has printed its message, which is printed only once.
     waiting_reported: bool,
     term_at: Option<Instant>,
     kill_at: Option<Instant>,
@@ -437,12 +439,12 @@ impl Job {
         self.say(observer, &message);
     }
 
-    /// Prints which PEs still run if one of them is stopped, for example by SIGSTOP. Checks this
-    /// when [`WAITING`] has passed since a PE ended, and again after each further [`WAITING`].
+    /// Prints which PEs still run, if one of them is stopped, for example by SIGSTOP. The first
+    /// check is [`WAITING`] after the last end of a PE, and the checks repeat at this interval.
     /// Prints at most one message.
     ///
-    /// If no PE is stopped, prints nothing, because running PEs detect each other's failures.
-    /// Exception: with `--on-failure continue`, the last running PE is named even if it is not
+    /// While no PE is stopped, prints nothing, because running PEs detect each other's failures.
+    /// Exception: with `--on-failure continue`, names the last running PE even if it is not
     /// stopped.
     fn name_waiting(&mut self, now: Instant, observer: &dyn Observer) {
         if self.waiting_at.is_none_or(|at| now < at) || self.kill_at.is_some() || self.ending.timed_out {
@@ -523,7 +525,8 @@ impl Job {
         }
     }
 
-    /// Kills descendants of the PEs, inside and outside of the PEs' process groups.
+    /// Kills the processes that PEs have started and that still run, inside and outside of the PEs'
+    /// process groups.
     fn sweep(&mut self) {
         for pe in self.pes.iter().filter(|pe| !pe.running && self.own_group) {
             // If the group has no child of the launcher, the group is empty and its ID may have

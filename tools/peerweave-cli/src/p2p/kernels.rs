@@ -26,7 +26,8 @@ pub(super) struct Ping {
     pub(super) is_first: bool,
     /// Number of round trips.
     pub(super) rounds: u32,
-    /// Maximum number of reads of a flag in a round.
+    /// Maximum number of times that the kernel reads its flag in a round before it reports an
+    /// error.
     pub(super) most_looks: u32,
 }
 

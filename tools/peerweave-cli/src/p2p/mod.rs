@@ -35,7 +35,7 @@ pub struct P2pArgs {
     /// Bytes per copy
     #[arg(short, long, value_name = "BYTES", value_parser = parse_size, default_value = "256M")]
     pub bytes: usize,
-    /// Number of copies that follow each other; all of them are timed together
+    /// Number of consecutive copies that are timed together
     #[arg(long, value_name = "I", default_value_t = 10, value_parser = clap::value_parser!(u32).range(1..=10_000))]
     pub iters: u32,
     /// Number of round trips in each measurement of latency

@@ -55,7 +55,7 @@ pub struct Probe {
     /// The pairs of devices without peer access, and the error of each pair. A pair is the index of
     /// the device that lacks access, then the index of the device that owns the memory.
     no_access: BTreeMap<(usize, usize), VmmError>,
-    /// Length of each source and target in bytes.
+    /// Length in bytes of the source buffer of each device, and of its target buffer.
     bytes: usize,
     no_kernels: Option<VmmError>,
 }
@@ -71,10 +71,11 @@ struct Station {
     kernels: Option<Kernels>,
 }
 
-/// The result of a transfer along one path: time, bytes and wrong words.
+/// The result of transfers between two devices: time, bytes and wrong words.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Moved {
-    /// Time from the start of the first repetition to the end of the last, by the device's clock.
+    /// Time from the start of the first repetition to the end of the last repetition, measured by
+    /// CUDA events.
     pub seconds: f64,
     /// Number of bytes moved within `seconds`.
     pub bytes: u64,
@@ -90,11 +91,11 @@ impl Moved {
     }
 }
 
-/// Number of 8-byte words that are compared at the start of a target. The same number of words is
-/// compared at the end.
+/// Number of 8-byte words that are compared at the start of a target buffer after a transfer. The
+/// same number of words is compared at its end.
 const COMPARED_WORDS: usize = 1 << 17;
-/// Distance in bytes, in a device's flag memory, from the ping-pong flag to the word that reports
-/// an error.
+/// Offset in bytes of the error word from the ping-pong flag in a device's flag memory. The flag
+/// and the word are in different cache lines.
 const LINE_BYTES: u64 = 128;
 
 impl Probe {
@@ -104,8 +105,8 @@ impl Probe {
     ///
     /// # Errors
     /// Errors of the driver; [`VmmError::Timeout`] if a device has not filled its memory by the
-    /// deadline. Missing peer access is not an error here: [`access`](Self::access) returns it. If
-    /// kernels cannot be loaded, [`kernels`](Self::kernels) returns the error.
+    /// deadline. Two problems are not errors of this function: [`access`](Self::access) reports
+    /// missing peer access, and [`kernels`](Self::kernels) reports kernels that cannot be loaded.
     pub fn new(contexts: &[Arc<CudaContext>], bytes: usize, deadline: Instant) -> Result<Self, VmmError> {
         let step = contexts
             .iter()
@@ -136,8 +137,8 @@ impl Probe {
         Ok(probe)
     }
 
-    /// Returns the error if the device with index `from` cannot access the memory of the device
-    /// with index `to`.
+    /// Returns an error if the device with index `from` cannot access the memory of the device with
+    /// index `to`.
     pub fn access(&self, from: usize, to: usize) -> Result<(), &VmmError> {
         self.no_access.get(&(from, to)).map_or(Ok(()), Err)
     }
@@ -147,8 +148,8 @@ impl Probe {
         self.bytes
     }
 
-    /// Returns the error if kernels cannot be loaded. Stores, loads and latency then cannot be
-    /// measured.
+    /// Returns an error if the kernels of the probe could not be loaded. In this case, stores,
+    /// loads and latency cannot be measured.
     pub fn kernels(&self) -> Result<(), &VmmError> {
         self.no_kernels.as_ref().map_or(Ok(()), Err)
     }
@@ -216,12 +217,12 @@ impl Probe {
         Ok(moved)
     }
 
-    /// Returns half the round-trip time of a flag between two devices, in seconds: the mean over
-    /// `rounds` round trips.
+    /// Returns half the round-trip time between two devices, in seconds: the mean over `rounds`
+    /// round trips. In a round trip, each device sets a flag in the memory of the other device.
     ///
     /// # Errors
-    /// [`VmmError::BrokenPeer`] if a flag does not arrive; otherwise the errors of
-    /// [`bandwidth`](Self::bandwidth).
+    /// [`VmmError::BrokenPeer`] if a device does not see the flag that the other device has set.
+    /// Also the errors of [`bandwidth`](Self::bandwidth).
     pub fn latency(&self, one: usize, other: usize, rounds: u32, deadline: Instant) -> Result<f64, VmmError> {
         /// Maximum number of reads of a flag. One read takes about half a microsecond, so the limit
         /// is a few seconds.
@@ -308,7 +309,8 @@ impl Probe {
         Ok(())
     }
 
-    /// Returns the number of compared words that differ from the source.
+    /// Returns the number of wrong words at the start and at the end of the target memory. A word
+    /// is wrong if it differs from the source.
     fn wrong(&self, method: Method, (from, to): (usize, usize), deadline: Instant) -> Result<usize, VmmError> {
         let (source, target) = if method == Method::Loads { (to, from) } else { (from, to) };
         let station = &self.stations[target];
@@ -332,7 +334,8 @@ impl Station {
         Ok(event)
     }
 
-    /// Waits until the stream has completed its work. The error at the deadline names `call`.
+    /// Waits until the stream has completed its work. If the deadline passes first, the error names
+    /// `call`.
     fn wait(&self, call: &str, deadline: Instant) -> Result<(), VmmError> {
         let start = Instant::now();
         if peerweave_driver::wait(&self.stream, deadline)? {
@@ -342,8 +345,9 @@ impl Station {
         Err(VmmError::Timeout { call, waited: start.elapsed(), missing: Vec::new() })
     }
 
-    /// Fills the source. The words at its start and at its end are compared after a transfer, so
-    /// the host writes different words there. The device fills the rest with copies of the start.
+    /// Fills the source buffer. After a transfer, only the words at the start and at the end are
+    /// compared. The host writes these words, each with a different value. The device fills the
+    /// rest with copies of the words at the start.
     fn fill(&self, deadline: Instant) -> Result<(), VmmError> {
         let memory: MappedMemory<u64> = self.source.memory(self.context.ordinal())?;
         let write = |range: Range<usize>| {

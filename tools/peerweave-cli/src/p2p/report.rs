@@ -46,12 +46,12 @@ impl Table {
     }
 }
 
-/// Bandwidth from every GPU to the next GPU, with all transfers at the same time.
+/// Bandwidths between each GPU and the next GPU, with all transfers at the same time.
 #[derive(Clone, Debug, Serialize)]
 pub(crate) struct Everybody {
     pub(crate) method: &'static str,
-    /// Bandwidths in GB/s. Entry `i` is the bandwidth of the transfer that GPU `i` makes with the
-    /// next GPU.
+    /// Bandwidth of each transfer in GB/s. Entry `i` is the transfer between GPU `i` and the next
+    /// GPU, which GPU `i` makes.
     pub(crate) gb_per_s: Vec<f64>,
 }
 

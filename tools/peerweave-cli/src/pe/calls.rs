@@ -358,7 +358,8 @@ where
     }
 }
 
-/// Creates a closure that makes a call repeatedly. At the end, one quiet completes all these calls.
+/// Creates a closure that makes a call the given number of times, and then completes all of these
+/// calls by one quiet.
 macro_rules! calls_and_quiet {
     ($setting:expr, |$queue:ident| $queued:expr, $blocking:expr) => {
         match $setting.stream {

@@ -30,7 +30,7 @@ use crate::workload::pattern::Sample;
 use crate::workload::record::{Compared, Contenders, Note, Ready, Record, monotonic_ns, say};
 use crate::workload::types::{with_moved_type, with_type_of};
 
-/// Maximum duration of each wait.
+/// Time limit for each wait for other PEs.
 const DEADLINE: Duration = Duration::from_secs(30);
 
 /// Evaluates an expression in which `$T` is the element type of `$dtype`. Panics for the types
@@ -107,8 +107,8 @@ pub(super) fn run(config: &Config) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The libraries of a comparison that could be set up on all PEs, and the names of the other
-/// libraries.
+/// The libraries that all PEs could set up for a comparison, and lists of the contenders that can
+/// and cannot be measured.
 #[derive(Default)]
 struct Libraries {
     nccl: Option<Communicator>,
@@ -198,8 +198,8 @@ impl Libraries {
         Ok(Ok(format!("NVSHMEM {}", library.version())))
     }
 
-    /// Returns the record that tells the command which contenders are measured, in the order of
-    /// `--compare`.
+    /// Returns the record that lists the measured contenders, and those that are not measured. Both
+    /// lists are in the order of `--compare`.
     fn contenders(&self, config: &Config, arch: String) -> Contenders {
         let named = |list: &[(String, String)]| -> Vec<(String, String)> {
             let names = config.compare.iter().map(Contender::name);
@@ -337,8 +337,8 @@ struct Entry<'a, T> {
     trial: Option<Box<dyn Trial<T> + 'a>>,
 }
 
-/// Measures a case with all contenders, whose batches alternate. Each round of batches starts with
-/// a different contender.
+/// Measures a case with all contenders (the compared libraries), in rounds. A round times one batch
+/// of each contender, and the contender that begins changes from round to round.
 fn measure<T: Sample>(config: &Config, pe: usize, row: usize, mut entries: Vec<Entry<'_, T>>) -> Result<(), Failure> {
     let named = |name: &str, error: Failure| -> Failure { format!("{name}: {error}").into() };
     let mut started: Vec<Option<Started>> = Vec::new();

@@ -49,9 +49,10 @@ struct Bench<'a> {
     stream: Option<&'a Stream>,
     config: &'a Config,
     operands: &'a dyn Operands,
-    /// Number of received words that differed from the expected words.
+    /// Number of wrong words that the calls have returned. Only some operations, such as `g` and
+    /// atomics, return words.
     wrong: Cell<u64>,
-    /// Number of calls made so far.
+    /// Number of calls made so far, timed or not. The checks of words depend on this number.
     made: Cell<u64>,
 }
 
@@ -96,13 +97,13 @@ impl Bench<'_> {
         Ok(Outcome { iters, batch_us, wrong: self.config.check.then_some(wrong + self.wrong.get()) })
     }
 
-    /// Returns the part of the time of a call that is reported: one half for a ping-pong, whose
+    /// Returns the fraction of a call's time that is reported: 0.5 for a ping-pong, because its
     /// call is a round trip, and 1 for all other operations.
     fn share_of_a_call(&self) -> f64 {
         if self.view().op == BenchOp::PingPong { 0.5 } else { 1.0 }
     }
 
-    /// Returns whether this PE is timed.
+    /// Returns whether the calls of this PE are timed. In one-sided operations, only PE 0 is timed.
     fn is_timed(&self) -> bool {
         !self.view().op.is_one_sided() || self.view().rank == 0
     }
@@ -115,7 +116,7 @@ impl Bench<'_> {
         self.world.team().barrier_blocking()
     }
 
-    /// Makes calls and returns the time that they took on this PE.
+    /// Makes `times` calls and returns the time that the calls took on this PE.
     fn timed(&self, calls: &mut Calls<'_>, times: u64) -> Result<Duration> {
         let team = self.world.team();
         self.made.set(self.made.get() + times);
@@ -157,8 +158,8 @@ impl Bench<'_> {
         }
     }
 
-    /// Sets the symmetric word to 0 and, for `g`, the element that PE 0 reads to [`G_DUE`]. Called
-    /// before the first call.
+    /// Sets the symmetric word to 0. For the operation `g`, also stores [`G_DUE`] in the element
+    /// that PE 0 reads. Called before the first call of the operation.
     fn prepare_words(&self) -> Result<()> {
         let team = self.world.team();
         team.barrier_blocking()?;
@@ -170,8 +171,8 @@ impl Bench<'_> {
     }
 
     /// Fills the input of this PE with the values of round `round`, and its result with the value
-    /// for unwritten elements (`poison`). Needs no barrier, because the next calls start with one,
-    /// and no PE accesses a peer's memory before it.
+    /// for unwritten elements (`poison`). Needs no barrier: a barrier precedes the next calls, and
+    /// no PE accesses a peer's memory before that barrier.
     fn prepare(&self, round: u64) -> Result<()> {
         let view = self.view();
         if !view.op.has_size() {
@@ -239,7 +240,9 @@ impl Bench<'_> {
         Ok(early)
     }
 
-    /// Returns the memory that contains the input on this PE.
+    /// Returns the memory that contains the input of a call. For get, this is the target memory. If
+    /// input and result share a buffer, it is the memory of results; otherwise, the memory of
+    /// inputs.
     fn input_side(&self) -> Side {
         match self.view().op {
             BenchOp::Get => Side::Target,

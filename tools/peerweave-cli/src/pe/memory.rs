@@ -14,7 +14,7 @@ const CACHE_LINE_BYTES: usize = 64;
 
 /// Symmetric or private memory of this PE.
 pub trait Memory<T>: Clone {
-    /// Returns the part of this memory in `range`.
+    /// Returns a handle to the elements of this memory in `range`.
     fn range(&self, range: Range<usize>) -> Result<Self>;
     /// Overwrites all elements of this memory with `from`.
     fn set(&self, from: &[T]) -> Result<()>;

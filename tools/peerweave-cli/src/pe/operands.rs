@@ -20,8 +20,8 @@ pub struct Buffers<T, M> {
     pub send: M,
     /// Memory of results.
     pub recv: M,
-    /// Symmetric memory that one-sided operations access remotely: PE 0 accesses this memory of PE
-    /// 1, and in a ping-pong PE 1 also accesses this memory of PE 0.
+    /// Symmetric memory that is the remote side of one-sided operations. PE 0 accesses this memory
+    /// on PE 1. In a ping-pong, PE 1 also accesses this memory on PE 0.
     pub target: Symmetric<T>,
     /// Word that operations use as a signal or as a counter.
     pub word: Symmetric<u64>,
@@ -34,8 +34,8 @@ pub enum Side {
     Send,
     /// Memory of results.
     Recv,
-    /// Symmetric memory that one-sided operations access remotely: PE 0 accesses this memory of PE
-    /// 1, and in a ping-pong PE 1 also accesses this memory of PE 0.
+    /// Symmetric memory that is the remote side of one-sided operations. PE 0 accesses this memory
+    /// on PE 1. In a ping-pong, PE 1 also accesses this memory on PE 0.
     Target,
 }
 
@@ -43,34 +43,36 @@ pub enum Side {
 /// trait does not know the element type, so the methods take an element as its bits, zero-extended
 /// to 64 bits.
 pub trait Operands {
-    /// Returns the operation and its counts.
+    /// Returns the operation, its counts and this PE's rank.
     fn view(&self) -> &View;
     /// Returns the closure that makes the timed calls. For calls that return a word, the closure
     /// compares the word with the expected word, and counts differences in `wrong`.
     fn calls<'a>(&'a self, wrong: &'a Cell<u64>) -> Calls<'a>;
-    /// Fills the range `part` of the buffer that `side` selects with elements of the sequence
-    /// `part.of` in round `round`. Inputs differ between rounds.
+    /// Fills the range `part` of the buffer that `side` selects with elements of `part.of`, a
+    /// sequence such as the input of one rank. `round` also determines the values, so inputs differ
+    /// between rounds.
     fn fill(&self, side: Side, part: &Part, round: u64) -> Result<()>;
-    /// Fills a range of the buffer that `side` selects with the value for unwritten elements
-    /// (`poison`).
+    /// Writes the value for unwritten elements (`poison`) to a range of the buffer that `side`
+    /// selects.
     fn spoil(&self, side: Side, range: Range<usize>) -> Result<()>;
     /// Rewrites the buffer that `side` selects without changing its values. Then the cache lines of
     /// the buffer are in the state "modified" in the cache of this PE's CPU core.
     fn rewrite(&self, side: Side);
-    /// Compares the range `part` of the buffer that `side` selects with the expected elements: the
-    /// sequence `part.of` in round `round`. Returns the number of elements that differ.
+    /// Compares the range `part` of the buffer that `side` selects with the elements that
+    /// [`fill`](Self::fill) would write there in round `round`. Returns the number of elements that
+    /// differ.
     fn count_wrong(&self, side: Side, part: &Part, round: u64) -> Result<u64>;
-    /// Counts the elements of a range that differ from the value that `spoil` writes. `side`
-    /// selects the buffer that contains the range.
+    /// Counts the elements of a range that no longer have the value for unwritten elements, which
+    /// [`spoil`](Self::spoil) stores. `side` selects the buffer that contains the range.
     fn count_unspoiled(&self, side: Side, range: Range<usize>) -> Result<u64>;
-    /// Returns the number of result elements that this case uses.
+    /// Returns the length, in elements, of the range of result memory that this case uses.
     fn recv_len(&self) -> usize;
     /// Returns the symmetric word that the calls use as a signal or as a counter.
     fn word(&self) -> &Symmetric<u64>;
-    /// Stores an element, given by the low bits of `bits`, as the first element of the target.
+    /// Overwrites the first element of the target memory with the low bits of `bits`.
     fn store_target(&self, bits: u64) -> Result<()>;
-    /// Returns whether the first element of the target memory has the low bits of `bits` as its
-    /// bits.
+    /// Returns whether the bits of the first element of the target memory are the low bits of
+    /// `bits`.
     fn target_is(&self, bits: u64) -> Result<bool>;
     /// Returns the size of an element in bytes.
     fn element_bytes(&self) -> usize;

@@ -25,8 +25,8 @@ pub(super) struct Own<'a, T: Sample, W> {
     site: &'a Site<'a>,
     world: &'a World,
     queue: &'a Stream,
-    /// The collective, and its method if the user has named one. `None` if the operation has only
-    /// one method.
+    /// The collective to measure, and the method if the user has selected one. `None` if the
+    /// operation has only one method.
     route: Option<(CollectiveKind, Option<Method>)>,
     subject: Subject,
     operands: Typed<'a, T, Symmetric<T>, W>,

@@ -24,7 +24,8 @@ pub(super) fn run_on_threads(config: &Config) -> Result<()> {
     on_threads(config.n_pes, |world| run(world, config))?.into_iter().collect()
 }
 
-/// Runs all cases of the plan on one PE, and prints a record for each case.
+/// Runs all cases of `config` on one PE. Prints a record when the PE is ready, and the records of
+/// the results.
 fn run(world: World, config: &Config) -> Result<()> {
     if config.bind == Bind::Processor {
         bind(world.local_index(), config.n_pes);

@@ -124,8 +124,8 @@ impl<'a, T: Sample, M: Memory<T>> Norm<'a, T, M> {
         self.word.release()
     }
 
-    /// Returns the input of `rank` at `index` in round `round`: an integer from -3 to 3, or 0 for
-    /// ranks from 60.
+    /// Returns element `index` of the input of `rank` in round `round`. The element is an integer
+    /// from -3 to 3; it is 0 if `rank` is at least 60.
     fn part(rank: usize, round: u64, index: usize) -> f64 {
         // At most 60 ranks contribute a nonzero value, so that the residual is exact in every type.
         if rank < 60 { (hash(rank as u64, round, index as u64) % 7) as f64 - 3.0 } else { 0.0 }
@@ -200,8 +200,8 @@ const WEIGHTS: [f32; TOP_K] = [0.5, 0.25];
 
 struct Experts<'a, T> {
     stream: &'a Stream,
-    /// Whether a call waits until its combine is complete before the next call starts. `false` if
-    /// stream-ordered calls are timed.
+    /// Whether a call waits until its last step, the combine (the return of the experts' results),
+    /// is complete. `false` if stream-ordered calls are timed.
     waits: bool,
     view: View,
     hidden: usize,
@@ -365,8 +365,8 @@ impl Operands for Locks<'_> {
 
     fn rewrite(&self, _: Side) {}
 
-    /// Every PE increments a counter on PE 0 repeatedly, and holds the lock for each increment.
-    /// PE 0 returns the number of lost increments. The other PEs return 0.
+    /// Checks the lock: every PE increments a counter on PE 0 repeatedly, and holds the lock for
+    /// each increment. Returns the number of lost increments on PE 0, and 0 on the other PEs.
     fn count_wrong(&self, _: Side, _: &Part, _: u64) -> Result<u64> {
         let (team, zero) = (self.world.team(), Rank::new(0));
         for _ in 0..TURNS {

@@ -3,7 +3,8 @@
 use crate::launch::rendezvous::JobRendezvous;
 use crate::launch::{Observer, Output, Source, Target};
 
-/// Forwards the lines of PEs, optionally prefixed with `[PE] `.
+/// Forwards the output of the PEs. Optionally prefixes each line with the number of its PE, such as
+/// `[3] `.
 #[derive(Debug)]
 pub(super) struct Tagger {
     name: &'static str,
@@ -13,8 +14,8 @@ pub(super) struct Tagger {
 }
 
 impl Tagger {
-    /// Creates a tagger. `tagged_pes` is the number of PEs whose lines get tags; `None` means no
-    /// tags.
+    /// Creates a tagger. `tagged_pes` is the number of PEs in the job, which determines the width
+    /// of the tags; `None` means no tags.
     pub(super) fn new(name: &'static str, tagged_pes: Option<usize>, rendezvous: JobRendezvous) -> Self {
         Self { name, width: tagged_pes.map(|n| digits(n.saturating_sub(1))), rendezvous }
     }

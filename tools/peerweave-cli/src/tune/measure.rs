@@ -12,8 +12,8 @@ use crate::cuda;
 use crate::workload::args::BenchArgs;
 use crate::workload::op::BenchOp;
 
-/// Command-line parser for the options of `peerweave bench`, without a subcommand. [`words`] parses
-/// the options of a comparison with it.
+/// Command-line parser that accepts only the options of `peerweave bench`, without a subcommand.
+/// [`words`] uses this parser to create the options of a comparison.
 #[derive(Parser)]
 struct Words {
     #[command(flatten)]
@@ -102,7 +102,7 @@ fn words(args: &TuneArgs, op: BenchOp, n_pes: usize) -> Result<BenchArgs, (u8, S
     Ok(bench)
 }
 
-/// Returns the median times of a comparison. The route table is computed from these times.
+/// Returns the median times of all methods in a comparison, from which the route table is computed.
 fn timings_of(op: BenchOp, comparison: &Comparison) -> Vec<Timing> {
     let Some(kind) = cuda::collective_kind(op) else { return Vec::new() };
     let method_of = |contender: &str| match contender {

@@ -182,8 +182,8 @@ pub enum BackendName {
 #[derive(Clone, Debug, Deserialize, Eq, PartialEq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Contender {
-    /// Peerweave's portable API on GPUs. The text is the name of the method to use. If there is no
-    /// text, `PEERWEAVE_ROUTE` or the route table selects the method.
+    /// Peerweave's portable API on GPUs. The field is the name of the method (algorithm) to use. If
+    /// it is `None`, `PEERWEAVE_ROUTE` or the route table selects the method.
     Own(Option<String>),
     /// NCCL, with buffers of its allocator.
     Nccl,
@@ -209,7 +209,7 @@ impl Contender {
     }
 }
 
-/// Clock for the measurement.
+/// Clock that measures the duration of the calls.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clock {

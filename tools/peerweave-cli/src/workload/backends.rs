@@ -7,8 +7,8 @@ use peerweave_types::{DType, ReduceOp};
 use super::args::{BackendName, BenchArgs, Buffers, Clock};
 use super::op::BenchOp;
 
-/// Checks all options that depend on the backend. Returns an error that names an unsupported
-/// option, whether the backend lacks it or this command.
+/// Checks all options that depend on the backend. Returns an error that names an option that the
+/// backend lacks, or that this command does not support with the backend.
 pub(super) fn check_backend(args: &BenchArgs, redops: &[ReduceOp]) -> Result<(), String> {
     if args.window && args.backend != BackendName::Nccl {
         return Err("--window is supported only with --backend nccl".to_owned());

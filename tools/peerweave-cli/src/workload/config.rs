@@ -52,13 +52,14 @@ pub struct Config {
     pub backend: BackendName,
     /// Number of calls in a graph; `None` if calls are timed without graphs.
     pub graph: Option<u32>,
-    /// Whether buffers are registered as windows.
+    /// Whether the buffers are registered as NCCL's symmetric windows.
     pub window: bool,
     /// Whether puts and gets are nonblocking (nbi) and completed by a quiet.
     pub nbi: bool,
-    /// Whether each call or graph is timed separately.
+    /// Whether each call, or each launch of a graph, is timed separately instead of a whole batch.
     pub each: bool,
-    /// Whether PE 0 sends a note about each case that says which algorithm the calls use, and why.
+    /// Whether PE 0 sends a note for each case. The note says which algorithm the calls use, and
+    /// why.
     pub explain: bool,
     /// The contenders of a comparison, Peerweave's kernels first; empty if nothing is compared.
     pub compare: Vec<Contender>,
@@ -77,7 +78,7 @@ pub struct Case {
     pub root: Option<usize>,
     /// Element counts of the call.
     pub counts: Counts,
-    /// Number of elements that [`Case::size_bytes`] counts.
+    /// Size of the case in elements. [`Case::size_bytes`] is the same size in bytes.
     pub size_count: usize,
 }
 
@@ -240,7 +241,7 @@ impl Config {
         std::iter::once(Placement::OutOfPlace).chain(in_place)
     }
 
-    /// Returns a description of the memory that is passed to the calls.
+    /// Returns the name of the kind of memory that the measured calls use.
     pub fn buffers_name(&self) -> &'static str {
         match (self.backend, self.buffers) {
             (BackendName::Nccl, Buffers::Symmetric) if self.window => "memory of NCCL's allocator, registered as windows",
@@ -411,7 +412,7 @@ mod tests {
     }
 
     #[test]
-    fn redop_all_selects_every_reduction_of_the_backend() {
+    fn option_redop_all_selects_every_reduction_of_the_backend() {
         let count = |backend| config(&["all-reduce", "--backend", backend, "-d", "i32", "-o", "all"]).unwrap().redops.len();
         assert_eq!([count("host"), count("nccl"), count("nvshmem")], [9, 6, 7]);
     }

@@ -26,20 +26,20 @@ pub struct Part {
     pub at: usize,
     /// Number of elements.
     pub len: usize,
-    /// The sequence of elements, such as the input of one rank, from which this part's elements are
-    /// taken.
+    /// The sequence from which this range takes its elements, such as the input of one rank.
     pub of: Tile,
-    /// Index of the part's first element in the sequence `of`, which repeats its tile.
+    /// Index of this range's first element in the sequence `of`. The sequence is periodic, so any
+    /// index is valid.
     pub from: usize,
 }
 
 /// Identifies a sequence of elements. The module `pattern.rs` computes their values.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
 pub enum Tile {
-    /// The input of the rank with this index.
+    /// The input of one rank. The field is the rank.
     Input(usize),
-    /// The input of the rank with this index, but only the elements at even indices. The elements
-    /// at odd indices are unwritten.
+    /// The elements at even indices are those of the input of one rank. The elements at odd indices
+    /// have the value for unwritten elements. The field is the rank.
     EveryOther(usize),
     /// The reduction of all inputs.
     Reduced,
@@ -57,7 +57,7 @@ pub struct View {
     pub counts: Counts,
     /// Number of PEs.
     pub n_pes: usize,
-    /// The rank for which lengths and values are computed.
+    /// The rank to which the lengths and the elements belong.
     pub rank: usize,
     /// The root; 0 for operations without a root.
     pub root: usize,
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn inputs_and_results_fit_buffers_and_results_do_not_overlap() {
+    fn input_and_results_lie_in_buffers_and_results_are_disjoint() {
         for view in views() {
             let (send_len, recv_len) = lengths(&view);
             let input = input(&view);

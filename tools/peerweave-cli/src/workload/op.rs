@@ -128,7 +128,7 @@ impl BenchOp {
         }
     }
 
-    /// Returns whether the operation reduces elements, so that it needs a reduction such as sum.
+    /// Returns whether the operation reduces elements, and therefore needs a [`ReduceOp`].
     pub const fn reduces(self) -> bool {
         matches!(self, Self::AllReduce | Self::Reduce | Self::ReduceScatter | Self::Scan | Self::ExclusiveScan)
     }
@@ -284,9 +284,9 @@ impl BenchOp {
         }
     }
 
-    /// Returns the number of elements from which the size of a call is computed. Usually this
-    /// number is the length of the input or of the result, whichever is larger. For operations with
-    /// strides, it includes only the elements that the call moves.
+    /// Returns the size of a call in elements. Usually the size is the length of the input or of
+    /// the result, whichever is larger. For operations with strides, the size includes only the
+    /// elements that the call moves.
     pub fn size_count(self, counts: Counts) -> usize {
         match self {
             Self::PutStrided => counts.param,

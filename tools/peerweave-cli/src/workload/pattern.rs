@@ -96,8 +96,9 @@ pub fn input_tile<T: Sample>(redop: ReduceOp, n_pes: usize, rank: usize, round: 
     (0..PERIOD).map(|i| T::from_bits64(encode(T::DTYPE, input(T::DTYPE, redop, n_pes, rank, round, i)))).collect()
 }
 
-/// Returns [`PERIOD`] elements of the reduction of the inputs of ranks 0 to `ranks` - 1 in round
-/// `round`. `n_pes` is the number of ranks of the operation, on which the inputs depend.
+/// Reduces the inputs that the ranks 0 to `ranks` - 1 have in round `round`, and returns the first
+/// [`PERIOD`] elements of the result. The inputs depend on `n_pes`, the number of ranks that take
+/// part in the operation.
 pub fn reduced_tile<T: Sample>(redop: ReduceOp, n_pes: usize, ranks: usize, round: u64) -> Vec<T> {
     (0..PERIOD)
         .map(|i| {
@@ -116,7 +117,7 @@ pub fn poison<T: Sample>() -> T {
 /// The value of an element before its conversion to the element type.
 #[derive(Clone, Copy, Debug, PartialEq)]
 enum Value {
-    /// The bits of an integer. Small element types use only the low bits.
+    /// The bits of an integer element. Element types with less than 64 bits use only the low bits.
     Bits(u64),
     /// An integer. The element type can represent it exactly.
     Whole(i64),
@@ -282,9 +283,9 @@ pub fn hash(a: u64, b: u64, c: u64) -> u64 {
 mod tests {
     use super::*;
 
-    /// Reduces the inputs of `n` ranks at index `i`, in the order of ranks that `order` gives.
-    /// Computes each step in f64, and rounds its result to the element type. Returns the bits of
-    /// the result.
+    /// Reduces the elements that `n` ranks have at index `i` of their inputs in round `round`.
+    /// `order` lists the ranks in the order of the reduction. Computes each step in f64, and rounds
+    /// the result of the step to the element type. Returns the bits of the last result.
     fn step_by_step(dtype: DType, redop: ReduceOp, n: usize, order: &[usize], round: u64, i: usize) -> u64 {
         let round_to_type = |float: f64| match dtype {
             DType::F16 => f16::from_f64(float).to_f64(),

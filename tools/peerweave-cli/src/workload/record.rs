@@ -22,7 +22,7 @@ pub enum Record {
     /// Which contenders of a comparison are measured, and why the other contenders are not
     /// measured.
     Contenders(Contenders),
-    /// In a comparison, a PE has measured one contender for one line.
+    /// In a comparison, a PE has measured one contender for one line of the table.
     Compared(Compared),
 }
 
@@ -83,7 +83,7 @@ pub struct Ready {
     pub passed_at_ns: u64,
 }
 
-/// Measurement of one PE.
+/// The measurement that one PE made for one line of the table, either in place or out of place.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Measured {
     /// Index of the PE.

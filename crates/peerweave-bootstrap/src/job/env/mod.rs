@@ -311,8 +311,8 @@ impl Reader<'_> {
         self.number(name, min, max)?.ok_or_else(missing)
     }
 
-    /// Parses an index and a count. Both variables are required, and the index must be less than
-    /// the count.
+    /// Returns the values of the variables `index` and `count`. Fails if one of the variables is
+    /// not set, or if the index is not less than the count.
     fn index_of(&self, index: &'static str, count: &'static str) -> Result<(u32, u32), BootstrapError> {
         let n = self.required(count, 1, MAX_PES)?;
         let i = self.required(index, 0, MAX_PES - 1)?;

@@ -1,15 +1,15 @@
 //! Finds the launcher that set an environment variable of this process. The launcher is found even
 //! if shells and wrappers run between the launcher and this process. This module reads `/proc`.
 //!
-//! Invariant: if a launcher set a variable for several processes, all these processes find the same
-//! launcher. The only exception is a process that has set the variable itself. This process may
-//! find another process.
+//! Invariant: all processes for which a launcher set a variable find the same launcher. The only
+//! exception is a process that has set the variable itself: such a process may find a different
+//! ancestor.
 
 use std::fs;
 
 use crate::process::{Process, parent_and_start};
 
-/// Maximum number of ancestors to examine.
+/// Maximum number of ancestor processes that a search examines.
 const MAX_GENERATIONS: usize = 64;
 
 /// Finds the nearest ancestor process whose environment lacks the variable `name`. If the variable
@@ -28,8 +28,8 @@ pub(crate) fn agent_of_variable(name: &str) -> Option<Process> {
 
 /// Searches the ancestors of this process, from the parent upwards, for a process that lacks the
 /// environment variable `name`. Returns that process and `true`. If every ancestor has the
-/// variable, returns the most distant ancestor and `false`. Returns `None` if an ancestor cannot be
-/// read, or if the first [`MAX_GENERATIONS`] ancestors all have the variable and further ancestors.
+/// variable, returns the most distant ancestor and `false`. Returns `None` if `/proc` does not
+/// describe an ancestor, or if the search does not end within [`MAX_GENERATIONS`] ancestors.
 fn ancestor_without(name: &str) -> Option<(Process, bool)> {
     let mut pid = rustix::process::getppid()?.as_raw_nonzero().get();
     for _ in 0..MAX_GENERATIONS {

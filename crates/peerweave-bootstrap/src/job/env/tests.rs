@@ -172,7 +172,7 @@ fn error_for_an_invalid_environment_names_the_variable() {
 }
 
 #[test]
-fn lone_launcher_variable_is_detected_and_gives_a_one_pe_job() {
+fn lone_launcher_variable_is_reported_and_the_job_has_one_pe() {
     let found = |environment: &str| {
         let vars: HashMap<String, String> = environment
             .split_whitespace()
@@ -281,7 +281,7 @@ fn empty_variable_counts_as_not_set() {
 }
 
 #[test]
-fn public_token_is_derived_unless_a_token_is_set_or_required() {
+fn unset_token_is_derived_unless_the_environment_forbids_this() {
     let torchrun = "RANK=0 WORLD_SIZE=2 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=x MASTER_PORT=1";
     assert!(job(torchrun).unwrap().token_is_public);
     assert!(!job(&format!("{torchrun} PEERWEAVE_TOKEN={HEX}")).unwrap().token_is_public);

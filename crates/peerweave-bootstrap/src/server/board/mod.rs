@@ -50,9 +50,8 @@ struct Member {
     /// The PEs that were missing when this PE's latest request timed out. The list becomes empty
     /// when this PE makes its next request.
     in_vain: Vec<u32>,
-    /// The PE because of which this PE is about to end, as this PE has reported with
-    /// [`Frame::Blame`]. If the connection of this PE then closes, the server reports that PE as
-    /// the cause.
+    /// The PE that this PE has named, with [`Frame::Blame`], as the reason why this PE is about to
+    /// end. If the connection of this PE then closes, the server reports the named PE as the cause.
     blames: Option<u32>,
 }
 
@@ -80,7 +79,8 @@ pub(crate) struct Board {
     /// calls).
     stored_len_bytes: usize,
     limit_bytes: usize,
-    /// For each key, the requests that wait for its value: the PE, and the number of the request.
+    /// For each key, the requests that wait for the key's value. A request is stored as its PE and
+    /// its ID.
     awaited: HashMap<String, Vec<(u32, u64)>>,
     /// PEs that wait for the join to complete.
     joining: Vec<u32>,
@@ -89,8 +89,9 @@ pub(crate) struct Board {
     broken: Option<Fault>,
     /// The first PE that aborted the job, and the exit code that this PE requested.
     aborted: Option<(u32, u8)>,
-    /// The lowest number of rounds that a PE had entered when it left, and that PE. Rounds with
-    /// this number or a higher number cannot complete, because that PE never enters them.
+    /// Of the PEs that have left, the PE that had entered the fewest rounds, preceded by this
+    /// number of rounds. Rounds with this number or a higher number cannot complete, because the PE
+    /// never enters them.
     first_left: Option<(u64, u32)>,
 }
 
@@ -230,7 +231,7 @@ impl Board {
         }
     }
 
-    /// Handles a report of the launcher that a PE is lost.
+    /// Handles the loss of the PE `pe`, which the launcher has reported. `why` is the reason.
     pub(crate) fn report_lost(&mut self, pe: u32, why: &str, out: &mut Vec<Action>) {
         let Some(member) = self.members.get(pe as usize) else { return };
         if let Seat::Taken(link) = member.seat {

@@ -2,8 +2,8 @@
 //!
 //! This module performs no input or output. [`Server`](crate::Server) and
 //! [`Rendezvous`](crate::Rendezvous) send and receive the frames. A frame starts with the length of
-//! its other bytes as a `u32`. One byte for the kind and the fields of that kind follow. Integers
-//! are little-endian. Text and blobs have a `u32` length prefix.
+//! its other bytes as a `u32`. The next byte encodes the kind of the frame. The remaining bytes are
+//! the fields of this kind. Integers are little-endian. Text and blobs have a `u32` length prefix.
 //!
 //! Invariant: the decoder allocates no more than the limits allow and never panics. The encoding is
 //! canonical: a decoded frame encodes to the same bytes.
@@ -24,10 +24,10 @@ pub use crate::limits::*;
 /// a connection before the connection has identified itself.
 pub const HELLO_FRAME_LEN_BYTES: usize = 4 + 1 + MAGIC.len() + 2 + 4 + 4 + 4 + TOKEN_LEN_BYTES;
 
-/// Number of the request to join. This request completes when all PEs have joined.
+/// ID of the request to join. This request completes when all PEs have joined.
 pub const JOIN_REQUEST: u64 = 0;
-/// Flag in the request number of a collective call. The other bits count the collective calls of
-/// the PE, starting at 0.
+/// Flag in the request ID of a collective call. The other bits are the number of the call: each PE
+/// counts its collective calls from 0.
 pub const ROUND_BIT: u64 = 1 << 63;
 
 /// The first frame of a connection, which identifies the PE.
@@ -82,10 +82,11 @@ pub enum Fault {
         /// The launcher's message.
         why: String,
     },
-    /// A PE left or disconnected because of other PEs. Either a wait for the other PEs had timed
-    /// out, or the PE had named one other PE as the cause.
+    /// A PE has left the job, or its connection has closed, after a failure of other PEs. Either
+    /// the PE had waited for the other PEs until a timeout, or the PE had named one other PE as the
+    /// cause.
     GaveUp {
-        /// The PE that left or disconnected.
+        /// The PE that has left the job, or whose connection has closed.
         pe: u32,
         /// The PEs that caused `pe` to give up, in ascending order: either the PEs for which `pe`
         /// had waited until a timeout, or the one PE that `pe` had named as the cause.
@@ -142,7 +143,7 @@ pub enum Frame {
     /// Client: enters a collective call. Answered by `Done`. In an exchange, one `Part` for each PE
     /// precedes `Done`.
     Enter {
-        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
+        /// ID of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// Kind of the collective call.
         collective: Collective,
@@ -153,40 +154,40 @@ pub enum Frame {
     },
     /// Client: stores a value. Answered by `Done`.
     Put {
-        /// Number of the request, chosen by the client.
+        /// ID of the request, chosen by the client.
         request: u64,
-        /// The key.
+        /// The key under which the value is stored.
         key: String,
-        /// The value.
+        /// The value to store.
         value: Vec<u8>,
     },
     /// Client: reads a value. Answered by `Value`, or by `Absent` if the key has no value and
     /// `wait` is false.
     Get {
-        /// Number of the request, chosen by the client.
+        /// ID of the request, chosen by the client.
         request: u64,
-        /// The key.
+        /// The key to read.
         key: String,
         /// Whether to wait until the key has a value.
         wait: bool,
     },
     /// Client: removes a key and its value. Answered by `Done`, even if the key does not exist.
     Remove {
-        /// Number of the request, chosen by the client.
+        /// ID of the request, chosen by the client.
         request: u64,
-        /// The key.
+        /// The key to remove.
         key: String,
     },
     /// Client: asks whether any PE is lost. Answered by `Done` if no PE is lost, otherwise by
     /// `Failed`.
     Check {
-        /// Number of the request, chosen by the client.
+        /// ID of the request, chosen by the client.
         request: u64,
     },
     /// Client: cancels a request whose deadline has passed. Answered by `Late`, unless the request
     /// has already been answered.
     Cancel {
-        /// Number of the request to cancel.
+        /// ID of the request to cancel.
         request: u64,
     },
     /// Client: is about to end because of another PE, and names that PE. If this connection closes,
@@ -211,38 +212,38 @@ pub enum Frame {
     },
     /// Server: the blob of one PE in an exchange. The parts are sent in the order of the PEs.
     Part {
-        /// Number of the request: the number of the collective call, with [`ROUND_BIT`] set.
+        /// ID of the request: the number of the collective call, with [`ROUND_BIT`] set.
         request: u64,
         /// The bytes that one PE passed to the exchange.
         blob: Vec<u8>,
     },
     /// Server: the request is complete.
     Done {
-        /// Number of the request.
+        /// ID of the request that this frame answers.
         request: u64,
     },
     /// Server: the value of a key.
     Value {
-        /// Number of the request.
+        /// ID of the request that this frame answers.
         request: u64,
-        /// The value.
+        /// The value of the key that the client asked for.
         value: Vec<u8>,
     },
     /// Server: the key has no value.
     Absent {
-        /// Number of the request.
+        /// ID of the request that this frame answers.
         request: u64,
     },
     /// Server: the request was cancelled before it completed.
     Late {
-        /// Number of the request.
+        /// ID of the request that this frame answers.
         request: u64,
         /// PEs that had not arrived, in ascending order.
         missing: Vec<u32>,
     },
     /// Server: the request cannot complete.
     Failed {
-        /// Number of the request.
+        /// ID of the request that this frame answers.
         request: u64,
         /// The reason why the request cannot complete.
         fault: Fault,

@@ -171,7 +171,8 @@ pub enum Special {
     /// The strides of a strided all-to-all. The operation moves the same elements as an all-to-all,
     /// in the same order, but the elements are strided in the buffers.
     Strides {
-        /// The distances between consecutive elements in `send` and in `recv`, in elements.
+        /// The distance between consecutive elements, in elements: first the distance in `send`,
+        /// then the distance in `recv`.
         distances: [usize; 2],
         /// The size of an element, in bytes. An element may consist of several values of
         /// [`Collective::dtype`].

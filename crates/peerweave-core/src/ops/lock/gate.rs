@@ -1,5 +1,6 @@
-//! A gate in front of a lock, through which only one thread of this PE at a time can acquire the
-//! lock.
+//! The gate of a lock. A thread enters the gate before it acquires the lock. It leaves the gate
+//! when it has released the lock or has failed to acquire it. Only one thread of this PE at a time
+//! can be in the gate.
 
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;

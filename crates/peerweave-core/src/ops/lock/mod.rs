@@ -281,9 +281,9 @@ impl Lock {
     /// the lock: see [`Lock::take`] for `from`. Returns `Ok(Err(state))`, with the state of the
     /// lock, if this PE may not take the lock now.
     ///
-    /// If `is_check` is `true`, the call also checks the PE that the state names: whether the
-    /// holder, or the PE to which the lock was passed on, has died or left the job, or whether the
-    /// latter has given up.
+    /// If `is_check` is `true`, the call also checks whether the PE that the state names has died
+    /// or left the job. This PE is the holder, or a PE to which the lock was passed on. In the
+    /// second case, the call also checks whether that PE has given up waiting.
     fn look(&self, call: &'static str, mode: Mode, is_check: bool) -> Result<std::result::Result<Option<Pe>, State>> {
         let state = self.words.state(call)?;
         let from = match state {

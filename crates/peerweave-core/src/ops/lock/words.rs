@@ -61,11 +61,11 @@ impl State {
 
 /// The values of a PE's word. The word says whether the PE waits for the lock.
 mod waiting {
-    /// The PE does not wait for the lock (the initial value), or the holder has chosen the PE as
-    /// the next holder.
+    /// The PE does not wait for the lock. This is the initial value, and the value after the PE has
+    /// stopped waiting or has been chosen as the next holder.
     pub(super) const NO: u64 = 0;
-    /// The PE waits for the lock. When the holder chooses this PE as the next holder, it changes
-    /// the word to [`NO`].
+    /// The PE waits for the lock. When the holder chooses this PE as the next holder, the holder
+    /// changes the word to [`NO`].
     pub(super) const YES: u64 = 1;
     /// The holder chose this PE as the next holder, but the PE gave up before the holder passed the
     /// lock on.
@@ -110,7 +110,8 @@ impl Words {
         self.memory
     }
 
-    /// Returns the address of the element at `index`; `None` if the host cannot access the element.
+    /// Returns the address of element `index` of `memory` on the PE `home`; `None` if the host
+    /// cannot access the element.
     fn address(&self, index: usize) -> Option<*const AtomicU64> {
         let at = SymOffset(self.memory.offset().0 + (index * size_of::<u64>()) as u64);
         match self.team.inner.shared.backend.address_of(Pe::new(self.home.get()), at)? {
@@ -196,14 +197,14 @@ impl Words {
         self.compare_swap(call, Self::place(me), waiting::NO, waiting::GAVE_UP).map(drop)
     }
 
-    /// Returns whether `pe` stopped waiting for the lock after the holder had chosen `pe` as the
-    /// next holder.
+    /// Returns whether `pe` has given up: it stopped waiting for the lock, although the holder had
+    /// already chosen `pe` as the next holder.
     pub(super) fn gave_up(&self, call: &'static str, pe: Pe) -> Result<bool> {
         self.load(call, Self::place(pe)).map(|word| word == waiting::GAVE_UP)
     }
 
-    /// Makes the earlier one-sided operations of this thread visible to other PEs. Later changes of
-    /// the words become visible only after these operations.
+    /// Orders this thread's earlier one-sided operations before its later changes of the lock's
+    /// words. A PE that sees such a change also sees the effects of these operations.
     pub(super) fn publish(&self, call: &'static str) -> Result<()> {
         fence(Ordering::SeqCst);
         let shared = &*self.team.inner.shared;

@@ -12,7 +12,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, Scalar as _, WaitElement};
 
-/// Returns the condition of a wait or of a test: the comparison of each word with `value`.
+/// Describes a wait or a test: the words, and the comparison of each word with `value`.
 #[inline(always)]
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,

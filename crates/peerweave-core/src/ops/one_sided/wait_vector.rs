@@ -10,7 +10,7 @@ use crate::world::ticket::{Ticket, decode};
 use crate::{Result, call};
 use peerweave_types::{Compare, WaitElement};
 
-/// Returns the condition of a wait or of a test: the comparison of word `i` with `values[i]`.
+/// Describes a wait or a test: the words, and the comparison of word `i` with `values[i]`.
 fn awaited<'a, T: WaitElement>(
     words: &'a Symmetric<T>,
     exclude: Option<&'a [bool]>,

@@ -19,9 +19,9 @@ impl Enqueue<'_> {
         self.launch_kernel(of, LaunchConfig::new(1, 1), arguments)
     }
 
-    /// Enqueues the kernel that `of` selects from [`Kernels`]. Does not keep alive the symmetric
-    /// memory to which `arguments` refer: the caller of `ops::enqueue`, or the graph that captures
-    /// the operation, does so.
+    /// Enqueues the kernel that `of` selects from [`Kernels`]. The caller of `ops::enqueue`, or the
+    /// graph that captures the operation, must keep alive the symmetric memory to which `arguments`
+    /// refer.
     pub(crate) fn launch_kernel<A: KernelArgs>(
         &mut self,
         of: impl Fn(&Kernels) -> &LoadedKernel,

@@ -34,7 +34,8 @@ pub(crate) struct Enqueue<'a> {
     pub(crate) keep: Few<Keep>,
     /// Pinned memory that replaces the caller's memory in the enqueued work.
     pub(crate) staged: Few<Staged>,
-    /// Number of bytes that the enqueued work uses from the pools of temporary memory.
+    /// Number of bytes of temporary memory that the enqueued work uses: pinned memory and device
+    /// memory from pools.
     pub(crate) held_bytes: usize,
     /// Pinned memory with results. When the work has ended, the calling thread copies the results
     /// to the caller's memory.

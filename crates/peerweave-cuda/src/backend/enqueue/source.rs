@@ -19,7 +19,8 @@ pub(crate) enum Source {
     Copy,
     /// The operation is a quiet. It fails if this PE knows that any PE of the job has died.
     Quiet,
-    /// The operation is a call of NCCL. Only the communicator shows whether the call failed.
+    /// The operation is a call of NCCL. The call counts as failed if an NCCL communicator of this
+    /// PE has failed, or if the GPU's failure report contains a failure.
     Nccl,
     /// The operation consists of kernels, and of NCCL messages between hosts. The GPU's failure
     /// report shows whether a kernel failed. The communicator shows whether NCCL failed.
@@ -34,8 +35,8 @@ pub(crate) enum Source {
     /// If the function panics, the [`OnceLock`] receives the error of the first panic. Without a
     /// panic, the [`OnceLock`] stays empty.
     Function(Arc<OnceLock<Error>>),
-    /// The operation reads one element. The element is copied to word 1 of this slot, which is in
-    /// pinned memory.
+    /// The operation copies one element to the slot in pinned memory. Word 1 of the slot is the
+    /// element.
     Element(Slot),
     /// The operation is a kernel without a result. Word 0 of the slot in pinned memory shows
     /// whether the kernel succeeded.

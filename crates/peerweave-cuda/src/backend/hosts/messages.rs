@@ -14,8 +14,8 @@ use crate::backend::teams::{Span, TeamOf};
 use crate::collective::{Collectives, Message};
 use crate::nccl::Remote;
 
-/// The text of the [`Error::Unsupported`] for a team that has no kernels for the members on this
-/// host.
+/// The text of [`Error::Unsupported`] if the members of a team on this host have no kernels for
+/// collectives.
 const NO_KERNELS_INSIDE: &str =
     "more than 8 members of the team are on one host, or the heap has no room for the staging memory of the team";
 

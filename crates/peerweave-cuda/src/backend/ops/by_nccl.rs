@@ -9,8 +9,8 @@ use crate::nccl::Call;
 use crate::route::{Provider, Query};
 
 impl Enqueue<'_> {
-    /// Returns whether NCCL carries out a collective of a team. The result is the same on all
-    /// ranks.
+    /// Returns whether NCCL, instead of Peerweave's kernels, carries out a collective of a team.
+    /// All ranks of the team get the same result.
     pub(super) fn is_by_nccl(&self, team: &TeamOf, op: &Collective) -> bool {
         let nccl = &self.state.nccl;
         if !nccl.is_ready() || op.special.is_some() || op.counts.is_some() {

@@ -14,7 +14,7 @@ use crate::collective::Collectives;
 pub(crate) const NO_KERNELS: &str =
     "the team has more than 8 members, or the heap has no room for the staging memory of the team";
 
-/// The transport among the members of a team that has several ranks.
+/// The means by which the members of a team exchange data. The team has at least two ranks.
 pub(super) enum Path<'t> {
     /// All members are on one host, so these kernels carry out the call.
     Kernels(&'t Collectives),
@@ -24,7 +24,8 @@ pub(super) enum Path<'t> {
 }
 
 impl Enqueue<'_> {
-    /// Returns the transport among the members of a team that has several ranks.
+    /// Returns the [`Path`] by which the members of a team exchange data: kernels, or kernels and
+    /// messages between hosts. The team has several ranks.
     ///
     /// # Errors
     /// [`Error::Unsupported`] if the members cannot communicate.

@@ -22,7 +22,8 @@ use crate::backend::teams::TeamOf;
 /// longer call is divided into pieces.
 const PIECE: usize = 4 << 20;
 
-/// A function of the caller that combines operands in a reduction, and the gathered operands.
+/// A reduction by a function of the caller: the function, and the operands of all ranks in memory
+/// of this PE.
 struct Combination {
     call: &'static str,
     special: Arc<Special>,

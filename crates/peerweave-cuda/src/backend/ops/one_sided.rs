@@ -1,5 +1,5 @@
-//! Operations that complete without a call by another PE: copies, stores, signals, atomics and
-//! kernel launches.
+//! Enqueues operations for which no other PE makes a call: one-sided operations, copies and fills
+//! in memory of this PE, and kernel launches.
 
 use peerweave_core::Error;
 use peerweave_core::backend::{Atomic, AtomicKind, Fill, Get, GetElement, Launch, Place, Put, PutElement, Signal};
@@ -83,7 +83,8 @@ impl Enqueue<'_> {
         Ok(Source::Copy)
     }
 
-    /// Converts the error of a refused kernel launch to the portable error of the call.
+    /// Converts `error`, the reason why a kernel was not launched, to the portable error of the
+    /// call.
     fn refused(&self, error: CudaError) -> Error {
         let team = self.state.world();
         match error {

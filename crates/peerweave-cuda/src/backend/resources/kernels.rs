@@ -49,9 +49,9 @@ impl Kernels {
 pub(crate) type Combiners = [OnceLock<LoadedKernel>; DType::ALL.len()];
 
 /// Records that this backend may enqueue kernels on `stream` at any time. The memory that all
-/// kernels use then stays allocated until the work of `stream` has ended: the kernel context with
-/// its tables, the failure report, the synchronisation lines of teams, and the multicast mapping of
-/// the heap.
+/// kernels use then stays allocated until the work of `stream` has ended. This memory consists of
+/// the kernel context with its tables, the failure report, the synchronisation lines of teams, and
+/// the multicast mapping of the heap.
 pub(crate) fn note(gpu: &Gpu, stream: &Arc<CudaStream>) {
     let inner = &*gpu.0;
     inner.tables.lock().unwrap_or_else(PoisonError::into_inner).note(stream);

@@ -6,9 +6,10 @@ use std::sync::{Arc, Mutex};
 
 use crate::backend::lock::lock;
 
-/// Minimum length in bytes of a piece of temporary memory.
+/// Minimum length of a piece of temporary memory, in bytes. A pool consists of pieces.
 const LEAST: usize = 4096;
-/// Maximum number of bytes in the pieces of a pool, including the pieces that operations use.
+/// Maximum total length of the pieces that a pool keeps, in bytes. Pieces that operations use are
+/// included.
 const MOST: usize = 64 << 20;
 
 /// Returns the length of the temporary memory that an operation gets if it needs `bytes` bytes: the

@@ -33,8 +33,8 @@ pub(crate) struct Slot {
     first: usize,
     /// Length of the slot in 64-bit words.
     len: usize,
-    /// The pool to which the slot returns when it is dropped. `None` if the slot owns its words and
-    /// frees them.
+    /// The pool to which the words return when the slot is dropped. `None` if the words do not
+    /// belong to a pool, but are freed with the slot.
     home: Option<Weak<Pool>>,
 }
 

@@ -29,8 +29,8 @@ pub(crate) enum Copier {
 #[derive(Debug)]
 pub(crate) struct Pinned {
     pub(crate) words: MappedWords,
-    /// Address of the caller's memory. The invariant [G2] of this module restricts the accesses to
-    /// this memory.
+    /// Address of the caller's memory. Only the threads that the invariant [G2] of this module
+    /// permits may access this memory.
     caller: AtomicPtr<u8>,
     bytes: AtomicUsize,
 }
@@ -41,14 +41,15 @@ impl Pinned {
     }
 }
 
-/// A handle of pinned memory that replaces the caller's memory in one operation.
+/// A handle of a [`Pinned`], for one operation in which this pinned memory replaces the caller's
+/// memory.
 #[derive(Clone, Debug)]
 pub(crate) struct Staged(Arc<Pinned>);
 
 impl Staged {
-    /// Creates a handle of `pinned`, which replaces the caller's memory in one operation. The
-    /// caller's memory has `bytes` bytes and starts at address `at`. `pinned` has at least `bytes`
-    /// bytes, and no other operation uses `pinned`.
+    /// Creates a handle of `pinned` for one operation. In this operation, the device accesses
+    /// `pinned` instead of the caller's memory, which has `bytes` bytes and starts at address `at`.
+    /// `pinned` has at least `bytes` bytes, and no other operation uses `pinned`.
     pub(crate) fn new(pinned: Arc<Pinned>, at: *mut u8, bytes: usize) -> Self {
         pinned.caller.store(at, Ordering::Relaxed);
         pinned.bytes.store(bytes, Ordering::Release);
@@ -72,8 +73,8 @@ impl Staged {
         self.0.caller.load(Ordering::Relaxed)
     }
 
-    /// Returns the length of the caller's memory in whole 32-bit words, and the address of the
-    /// memory. The address is `None` if it is not aligned for 32-bit words.
+    /// Returns the number of complete 32-bit words in the caller's memory, and the address of the
+    /// memory. Returns `None` as the address if the address is not aligned for 32-bit words.
     fn words(&self) -> (usize, Option<*mut u32>) {
         let at = self.caller().cast::<u32>();
         (self.bytes() / size_of::<u32>(), at.is_aligned().then_some(at))
@@ -198,11 +199,11 @@ impl Staged {
 }
 
 /// Enqueues the host function `run` on a stream that is not being captured. The stream calls
-/// `run(data)` once.
+/// `run(data)` once. After an error, the stream does not call `run`.
 ///
 /// # Safety
-/// Until the stream has completed this call, it must be sound to call `run(data)` at any time.
-/// `run` must not call the driver. If `launch_host` fails, the stream does not call `run`.
+/// A thread of the driver may call `run(data)` at any time until the stream has completed its
+/// earlier work and this function. Such a call must be sound. `run` must not call the driver.
 unsafe fn launch_host(
     stream: &Arc<CudaStream>,
     run: unsafe extern "C" fn(*mut c_void),

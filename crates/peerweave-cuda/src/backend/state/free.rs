@@ -18,7 +18,8 @@ use crate::gpu::Gpu;
 /// its results.
 pub(crate) type Lists = (Vec<Message>, Vec<Staged>);
 
-/// A stream for one blocking operation at a time. The event marks the end of the operation.
+/// A stream that runs one blocking operation at a time. The event is recorded after each operation,
+/// to mark its end.
 pub(crate) struct Lane {
     pub(crate) stream: PrivateStream,
     pub(crate) event: Recorded,
@@ -65,8 +66,8 @@ impl State {
         Ok(lane)
     }
 
-    /// Makes a stream available to later blocking operations. The work in the stream must have
-    /// ended.
+    /// Makes the stream of `lane` available to later blocking operations. All work in this stream
+    /// must have ended.
     pub(crate) fn give_back(&self, lane: Lane) {
         lock(&self.idle).push(lane);
     }

@@ -76,8 +76,8 @@ pub(crate) struct Memory {
     /// job has only one PE or runs on several hosts, or if NVSHMEM has allocated the symmetric
     /// heap.
     pub(crate) calls: Option<Calls>,
-    /// Watches of the processes of other PEs, which show whether a process has ended. `None` if the
-    /// field `calls` is `None`.
+    /// Shows for each other PE whether its process has ended. `None` if the field `calls` is
+    /// `None`.
     pub(crate) processes: Option<Processes>,
 }
 
@@ -103,13 +103,13 @@ pub(crate) struct State {
     /// split sets the counters of all ranks of the parent team to the same value: their largest old
     /// value, plus 1. The id of the new team contains this value.
     pub(crate) splits: Mutex<u32>,
-    /// Lock that `team_of` holds: this PE creates at most one team from a list of members at a
-    /// time.
+    /// Lock that each call of `team_of` holds. So only one thread of this PE at a time creates a
+    /// team from a list of members.
     pub(crate) making: Mutex<()>,
-    /// For each PE of the job: the records of the collectives that the PE has begun. See
-    /// [`Memory::calls`].
+    /// The records of the collectives that each PE of the job has begun. For the cases in which
+    /// this field is `None`, see [`Memory::calls`].
     pub(crate) calls: Option<Calls>,
-    /// Watches of the processes of other PEs. See [`Memory::processes`].
+    /// Watches of the processes of other PEs. `None` if the field `calls` is `None`.
     pub(crate) processes: Option<Processes>,
     /// The route table, with the algorithms that the caller has chosen for collectives.
     pub(crate) routes: Arc<Routes>,
@@ -121,9 +121,11 @@ pub(crate) struct State {
     pub(crate) between_hosts: Mutex<Option<PrivateStream>>,
     /// The kernels that combine operands of teams on several hosts.
     pub(crate) combiners: Combiners,
-    /// One allocation with the staging memory of every team except the team of all PEs.
+    /// One allocation, which contains the staging memory of all teams except the team of all PEs.
+    /// For the cases in which this field is `None`, see [`Memory::rooms`].
     rooms: Mutex<Option<Arc<Symmetric<u8>>>>,
-    /// Options for the collectives of every team except the team of all PEs.
+    /// Options for the collectives of the teams whose staging memory is in `rooms`: all teams
+    /// except the team of all PEs.
     rooms_options: CollectivesOptions,
     /// Stream by which the host reads and writes symmetric memory, one access at a time. `None`
     /// until the first use.
@@ -134,8 +136,9 @@ pub(crate) struct State {
     /// Pool of pinned memory. An operation uses pinned memory in place of host memory of the
     /// caller.
     pinned: Pieces<Pinned>,
-    /// Pool of cleared lists, so that later operations reuse their allocations. Only operations
-    /// that consist of messages need lists.
+    /// Pool of empty lists, in which an operation stores its messages and results. A repeated
+    /// operation reuses the allocations of these lists. Only operations that consist of messages
+    /// need lists.
     lists: Mutex<Vec<Lists>>,
     /// Pool of device memory that operations use for intermediate data.
     pub(crate) scratch: Pieces<DeviceMemory<u8>>,

@@ -12,8 +12,8 @@ use peerweave_types::Element;
 use super::queue::CudaQueue;
 use crate::backend::error::{driver, unsupported};
 
-/// The owner of a device buffer. Operations keep the owner alive, but do not wait for other uses of
-/// the buffer: the caller must order them.
+/// The owner of a device buffer. Operations keep the owner alive, but do not wait for other work on
+/// the buffer. The caller must order this other work with the operations.
 struct Kept(peerweave_driver::Keep);
 
 impl DeviceOwner for Kept {}

@@ -16,12 +16,14 @@ use crate::backend::state::State;
 /// The operations in flight of one stream.
 #[derive(Default)]
 pub(super) struct InFlight {
-    /// The operations that are not known to be complete, oldest first.
+    /// The operations that this PE does not know to be complete, in the order in which they were
+    /// enqueued.
     pub(super) operations: VecDeque<Held>,
     /// If at least this number of operations is in flight, [`Self::prune`] asks the driver which of
     /// them are complete.
     ask_at: usize,
-    /// Number of bytes that the operations in flight use from the pools of temporary memory.
+    /// Number of bytes of temporary memory that all operations in flight use: the sum of
+    /// [`Held::bytes`].
     pub(super) held_bytes: usize,
     /// Unused tickets, which later operations reuse. The operations of these tickets are complete,
     /// and no other handle of these tickets exists.
@@ -44,12 +46,14 @@ const FREE_TICKETS: usize = 2 * ASK_EACH + 1;
 /// One operation in flight, with the resources that it uses.
 pub(super) struct Held {
     pub(super) ticket: Arc<Ticket>,
-    /// Number of bytes that the operation uses from the pools of temporary memory.
+    /// Number of bytes of temporary memory that the operation uses: pinned memory and device memory
+    /// from pools.
     pub(super) bytes: usize,
     pub(super) _kept: (Keep, Uses),
 }
 
-/// Resources that an operation uses besides the memory of its operands.
+/// Handles that an operation in flight keeps alive, besides the owners of its operands' memory: the
+/// fields `keep` and `staged` of [`Enqueue`].
 #[derive(Default)]
 pub(super) struct Uses {
     pub(super) _keep: Few<peerweave_driver::Keep>,
@@ -146,7 +150,7 @@ impl InFlight {
     }
 }
 
-/// The properties of an enqueued operation that its ticket stores.
+/// The fields of a [`Ticket`] that describe the enqueued operation.
 pub(super) struct Made {
     pub(super) call: &'static str,
     pub(super) team: TeamName,
@@ -171,7 +175,8 @@ pub(super) fn is_compared(op: &Op) -> bool {
     matches!(op, Op::Collective(_) | Op::PointToPoint(_) | Op::Group(_))
 }
 
-/// Takes the resources of an operation from the [`Enqueue`] that enqueued the operation.
+/// Takes the handles that an operation must keep alive from the [`Enqueue`] that enqueued the
+/// operation.
 pub(super) fn uses_of(enqueue: &mut Enqueue<'_>) -> Uses {
     Uses { _keep: std::mem::take(&mut enqueue.keep), _staged: std::mem::take(&mut enqueue.staged) }
 }

@@ -38,8 +38,8 @@ impl Ticket {
         self.outcome.get_or_init(|| self.source.read(&self.state, self.call, self.team))
     }
 
-    /// Reads the outcome if the operation has ended. Returns whether the outcome is known. Does not
-    /// wait.
+    /// Returns whether the outcome is known. If the stream has passed the event of the ticket,
+    /// first reads the outcome. Does not wait.
     pub(super) fn poll(&self) -> bool {
         if self.outcome.get().is_some() {
             return true;

@@ -23,8 +23,8 @@ use super::messages;
 use super::pages::Pages;
 use crate::backend::teams::TeamOf;
 
-/// Number of call records that a PE keeps for each team. The record of a new call overwrites the
-/// oldest record.
+/// Maximum number of call records that a PE keeps for each team. Later records overwrite the oldest
+/// records.
 const CALLS: u64 = 64;
 /// Number of 64-bit words in the record of one call. Word 0 is the number of the call, counted from
 /// 1, or 0 while a thread writes the record. Word 1 contains kind, type, reduction, root, and
@@ -36,11 +36,13 @@ const CALL_WORDS: usize = 5;
 /// the number of calls of the team that this PE has begun. Word 2 is 1 if a graph of this PE has
 /// captured calls of the team. The other words are unused.
 const HEAD_WORDS: usize = 8;
-/// Index of the first word of the message records, counted from the team's first word.
+/// Index, among the words of a team, of the first word of the message records. These records follow
+/// the call records.
 const MESSAGES_AT: usize = HEAD_WORDS + CALLS as usize * CALL_WORDS;
 const TEAM_WORDS: usize = MESSAGES_AT + messages::WORDS;
 
-/// The records of the collectives and messages that each PE of this machine has begun.
+/// Records of the collectives and messages that the PEs of this machine have begun, in shared
+/// memory.
 pub(crate) struct Calls {
     /// For each PE, the mapped memory in which the PE records the calls that it has begun.
     pages: Box<[Pages]>,
@@ -73,14 +75,15 @@ impl Calls {
         self.pages[pe].survivors(Self::survivors_at(self.teams))
     }
 
-    /// Returns the word at `index` among the words in which PE `pe` records its calls on a team.
+    /// Returns the word at `index` among the words of PE `pe` for `team`. These are the words
+    /// before the call records ([`HEAD_WORDS`]), the call records, and the message records.
     fn word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         let team = team.index() as usize;
         assert!(team < self.teams && index < TEAM_WORDS, "peerweave-cuda bug: word {index} of team {team} does not exist");
         self.pages[pe].word(team * TEAM_WORDS + index)
     }
 
-    /// Returns the word at `index` among the words in which PE `pe` records its messages in a team.
+    /// Returns the word at `index` among the words in which PE `pe` records its messages in `team`.
     pub(super) fn message_word(&self, pe: usize, team: KernelTeam, index: usize) -> &AtomicU64 {
         self.word(pe, team, MESSAGES_AT + index)
     }
@@ -93,8 +96,8 @@ impl Calls {
         head(self.me, 2) == 0 && head(pe, 0) == team.tag && head(pe, 2) == 0
     }
 
-    /// Returns the index at which the record of call `number` starts. Index 0 is the first word of
-    /// the team.
+    /// Returns the index, among the words of a team, at which the record of a call starts. `number`
+    /// is the number of earlier calls of the team.
     const fn at(number: u64) -> usize {
         HEAD_WORDS + (number % CALLS) as usize * CALL_WORDS
     }
@@ -134,8 +137,9 @@ impl Calls {
         self.word(self.me, team.number(), 2).store(1, Ordering::Release);
     }
 
-    /// Returns PE `pe`'s record of call `number` on a team, counted from 0. Also returns the hash
-    /// of all calls up to and including this call. Returns `None` if the record was overwritten.
+    /// Returns the record that PE `pe` has made of a call on a team. The first call on the team has
+    /// the number 0. Also returns the hash of all calls up to and including this call. Returns
+    /// `None` if the record does not exist, for example because a newer record has overwritten it.
     fn read(&self, pe: usize, team: KernelTeam, number: u64) -> Option<(Words, u64)> {
         let (word, at) = (|index| self.word(pe, team, index), Self::at(number));
         let is_it = |order| word(at).load(order) == number + 1;
@@ -200,8 +204,8 @@ pub(super) fn first_difference<W: PartialEq>(
     recorded.map(|((mine, _), (theirs, _))| (mine, theirs)).find(|(mine, theirs)| mine != theirs)
 }
 
-/// A bit in word 1 of a call's record. The bit is set if a function of the caller carries out the
-/// reduction.
+/// Bit in word 1 of a call's record. The bit is set if the caller passed a function that combines
+/// the elements, instead of a [`ReduceOp`].
 const BY_FUNCTION: u64 = 1 << 24;
 
 fn words_of(shape: CollectiveShape, by_function: bool) -> Words {
@@ -224,7 +228,8 @@ const fn hash_of(earlier: u64, [what, count, detail]: [u64; 3]) -> u64 {
     mix(mix(mix(earlier ^ what) ^ count) ^ detail)
 }
 
-/// Mixes the bits of a word, for hashes. Different words give different results.
+/// Mixes the bits of a word, as one step of a hash. The function is one-to-one: different words
+/// give different results.
 pub(super) const fn mix(word: u64) -> u64 {
     let word = (word ^ (word >> 32)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     (word ^ (word >> 29)).wrapping_mul(0xd6e8_feb8_6659_fd93)

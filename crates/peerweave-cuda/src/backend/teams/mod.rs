@@ -27,8 +27,8 @@ use crate::backend::lock::lock;
 use crate::collective::Collectives;
 use crate::team::Team;
 
-/// The collective kernels of a new team. The variant depends on whether the team's members are on
-/// one host or on several hosts.
+/// The collective kernels with which a [`TeamOf`] is created. For a team on several hosts, these
+/// are the kernels for the members on this host.
 pub(crate) enum Kernels {
     /// The kernels of a team on one host: this PE maps the memory of all members. `None` if the
     /// team has more than 8 members, or if the heap has no room for the staging memory.
@@ -48,10 +48,11 @@ pub(crate) struct TeamOf {
     /// Name of the team in exchanges through the rendezvous. All members use the same name. No
     /// other team of the job has the same name.
     pub(crate) path: String,
-    /// Digest of `path`, which identifies the team in the records of calls.
+    /// Digest of `path`. It distinguishes the call records of this team from the records of other
+    /// teams with the same number.
     pub(crate) tag: u64,
-    /// Number of host calls that this PE has made together with all other members, such as
-    /// allocations and splits.
+    /// Number of earlier host calls that all members made together, such as allocations and splits.
+    /// The label of the next exchange contains this number.
     pub(crate) agreements: Mutex<u64>,
     /// The keys of values that this PE has stored in the rendezvous and has not removed yet.
     pub(crate) stored: Mutex<VecDeque<String>>,
@@ -97,9 +98,9 @@ impl TeamOf {
         number(self.id)
     }
 
-    /// Removes and returns the [`Team`] that has the entry in the team table. Returns `None` for
-    /// the team of all PEs, and after an earlier call. If the caller destroys the [`Team`], the
-    /// entry becomes free.
+    /// Removes and returns the [`Team`] that owns this team's entry in the team table. Returns
+    /// `None` for the team of all PEs, and after an earlier call. If the caller destroys the
+    /// [`Team`], the entry becomes free.
     pub(crate) fn take_entry(&self) -> Option<Team> {
         lock(&self.team).take()
     }

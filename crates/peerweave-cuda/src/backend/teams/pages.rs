@@ -23,8 +23,8 @@ fn file(bytes: usize) -> io::Result<OwnedFd> {
     Ok(file)
 }
 
-/// Shared memory of one PE, mapped into this process. In this memory, the PE records its calls as
-/// 64-bit words.
+/// Shared memory in which one PE records its calls as 64-bit words. The memory is mapped into this
+/// process.
 pub(super) struct Pages {
     base: *mut u64,
     words: usize,

@@ -1,4 +1,5 @@
-//! Replaces `pages` on systems other than Linux, where PEs cannot map words of other PEs.
+//! Replaces the module `pages` on systems other than Linux. On such systems, this backend has no
+//! shared memory among PEs, and a job cannot have several PEs with GPUs.
 
 use std::sync::atomic::AtomicU64;
 

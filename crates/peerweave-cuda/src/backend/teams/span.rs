@@ -11,7 +11,7 @@ pub(crate) struct Span {
     hosts: Box<[Box<[usize]>]>,
     /// Index in `hosts` of the host on which this PE runs.
     here: usize,
-    /// Position of this PE among the ranks of its host.
+    /// Index of this PE's rank in the list of ranks on its host, `hosts[here]`.
     place: usize,
     /// The collective kernels of the members on this host. `None` if this host has more than 8
     /// members, if this PE does not map the memory of all of them, or if the heap has no room for
@@ -52,7 +52,7 @@ impl Span {
         self.here
     }
 
-    /// Returns the position of this PE among the ranks of its host.
+    /// Returns the index of this PE's rank in the list of the team's ranks on this host.
     pub(crate) fn place(&self) -> usize {
         self.place
     }

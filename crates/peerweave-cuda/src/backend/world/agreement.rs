@@ -15,9 +15,9 @@ use crate::backend::state::State;
 use crate::backend::teams::TeamOf;
 use crate::error::CudaError;
 
-/// Pause before a PE reads a member's value again from the rendezvous. [`Rendezvous::get`] waits
-/// for the value, but fails at once if any PE has been lost. If the lost PE is not in the team, the
-/// caller reads again.
+/// Pause between two attempts of [`value_of`] to read a member's value from the rendezvous. If any
+/// PE of the job is lost, [`Rendezvous::get`] fails at once instead of waiting for the value. If
+/// the lost PE is not in the team, [`value_of`] therefore tries again.
 const ASK_AGAIN: Duration = Duration::from_millis(1);
 
 impl State {

@@ -76,8 +76,9 @@ impl Cuda {
         queues.iter().filter_map(Weak::upgrade).collect()
     }
 
-    /// Waits until the streams of the user have completed their work, at most until the deadline.
-    /// Fails only with [`Error::Timeout`].
+    /// Waits until the streams that the application has created or wrapped have completed their
+    /// work, at most until the deadline. Returns [`Error::Timeout`] at the deadline. Ignores
+    /// failures of the work.
     pub(super) fn drain(&self, call: &'static str) -> Result<(), Error> {
         let start = Instant::now();
         for queue in self.live_queues() {

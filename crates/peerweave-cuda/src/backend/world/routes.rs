@@ -1,5 +1,6 @@
-//! Chooses the methods that carry out collectives, and explains these choices. All PEs use the same
-//! route table, and the same methods that the caller has chosen.
+//! Chooses the method that carries out each collective, and explains the choice. The route table
+//! determines the method, unless the caller has chosen one. The table and the caller's choices are
+//! the same on all PEs.
 
 use std::sync::Arc;
 

@@ -33,7 +33,8 @@ pub(super) fn path_of(parent: &str, calls: u64, color: u64) -> String {
 pub(super) struct Made {
     /// Name of the call.
     pub(super) call: &'static str,
-    /// The team that errors of the call name. Unlike the new team, it exists before the call.
+    /// The team that error messages name: the parent team or the team of all PEs, because the new
+    /// team does not exist yet.
     pub(super) name: TeamName,
     /// Name of the new team in exchanges through the rendezvous.
     pub(super) path: String,

@@ -54,7 +54,8 @@ fn acquired<T>(value: T, strong: bool) -> T {
     value
 }
 
-/// Implements operations that change the bits of an element and return its previous value.
+/// Implements atomic operations that return the previous value of an element. Each operation
+/// becomes two methods: one acquires and releases, and one orders nothing.
 macro_rules! fetching {
     ($bound:ident: $($(#[$doc:meta])* $strong:ident, $relaxed:ident($($argument:ident),*) = $operation:ident, $network:ident;)*) => {$(
         fetching!(@ $bound, $(#[$doc])* "Acquire and release: the read of the previous value acquires, and the write of the new value releases.", AcqRel true, $strong($($argument),*) = $operation, $network);
@@ -86,7 +87,8 @@ macro_rules! fetching {
     };
 }
 
-/// Implements operations that change the bits of an element and return nothing.
+/// Implements atomic operations that return nothing. Each operation becomes two methods: one
+/// releases, and one orders nothing.
 macro_rules! reducing {
     ($($(#[$doc:meta])* $strong:ident, $relaxed:ident = $operation:ident, $network:ident;)*) => {$(
         reducing!(@ $(#[$doc])* "Release.", Release true, $strong = $operation, $network);

@@ -26,7 +26,8 @@ pub(crate) struct Lent {
     parity: u32,
 }
 
-/// Number of bytes before the buffers: two barriers, and padding that aligns the buffers.
+/// Offset of the first buffer in the lent memory, in bytes. The two barriers, and padding that
+/// aligns the buffers, precede the buffer.
 const HEADER: u32 = 128;
 /// Alignment of the barriers and buffers in the lent memory, in bytes. The size of a buffer is a
 /// multiple of this number.

@@ -148,8 +148,8 @@ impl Context {
         }
     }
 
-    /// Implements all methods that put contiguous elements, for every scope. Returns the number of
-    /// copied elements.
+    /// Puts contiguous elements: as many elements of `from` as fit in `to`. Returns their number.
+    /// All put methods of every scope call this function.
     #[inline(always)]
     fn put_any<T: Plain, S: Scope, X: Source<T>>(&self, to: SymSlice<T>, from: &X, pe: u32, nbi: bool) -> usize {
         let count = to.len().min(from.count());
@@ -176,8 +176,8 @@ impl Context {
         count
     }
 
-    /// Implements all methods that get contiguous elements, for every scope. Returns the number of
-    /// copied elements.
+    /// Gets contiguous elements: as many elements of `from` as fit in `to`. Returns their number.
+    /// All get methods of every scope call this function.
     #[inline(always)]
     fn get_any<T: Plain, S: Scope, X: Target<T>>(&self, to: &mut X, from: SymSlice<T>, pe: u32, nbi: bool) -> usize {
         let count = from.len().min(to.count());

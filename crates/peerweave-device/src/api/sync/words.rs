@@ -21,7 +21,8 @@ pub struct AwaitedWords<V, X> {
     pub size: u32,
     /// The sign bit of signed integers ([`Compare::sign_bit`]); 0 for unsigned integers.
     pub sign: u64,
-    /// The comparison of each integer with the value that the field `value` returns for its index.
+    /// How each integer is compared with the value that the function `value` returns for the
+    /// integer's index.
     pub compare: Compare,
     /// Function that returns the value with which the integer at an index is compared.
     pub value: V,

@@ -28,7 +28,8 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, Plain, S
 /// Size of a vector in bytes.
 const VECTOR: usize = 16;
 
-/// The result of [`give_each`]: success or failure, and the new value of [`Lent::parity`].
+/// The result of [`give_each`]: success or failure, and the new parities of the barriers for bulk
+/// copies ([`Lent::parity`]).
 struct Given {
     outcome: Result<(), Failed>,
     parity: u32,

@@ -48,7 +48,8 @@ pub(crate) struct Meeting {
     /// member may be unmapped. With [`Self::SEVERAL`], the thread looks up the addresses in each
     /// synchronisation.
     rank: u32,
-    /// Address of the epoch of this block. The epoch is in memory of this device.
+    /// Address, in memory of this device, of the epoch of this block: the number of
+    /// synchronisations that the block has completed (see [`epoch_of`]).
     epoch: u64,
     /// Address of a word in the heap of the member `rank`. This PE writes the word to announce its
     /// own arrival. The address is 0 if this thread synchronises with no member.
@@ -63,7 +64,7 @@ impl Meeting {
     const SEVERAL: u32 = u32::MAX;
 }
 
-/// Returns the value of [`Meeting::key`] for a team and a scope.
+/// Encodes a team and a scope as one number, for [`Meeting::key`].
 #[inline(always)]
 fn key<S: Scope>(team: KernelTeam) -> u32 {
     team.index() << 2 | S::KIND as u32
@@ -110,7 +111,7 @@ order!(
     Strong: false, true, false
 );
 order!(
-    /// Order for relaxed syncs: the synchronisation orders nothing.
+    /// Order for relaxed syncs: the synchronisation makes no writes visible, and completes no puts.
     Relaxed: false, false, false
 );
 
@@ -445,7 +446,7 @@ fn epoch_of(at: u64) -> u64 {
     unsafe { <u64 as Access<Gpu>>::load_relaxed(address(at)) }
 }
 
-/// Stores `epoch` as the epoch at the address `at` (see [`epoch_of`]).
+/// Stores `epoch`, the new number of synchronisations, at the address `at` (see [`epoch_of`]).
 #[inline(always)]
 fn count(at: u64, epoch: u64) {
     // SAFETY: as in `epoch_of`.

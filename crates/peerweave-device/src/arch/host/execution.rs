@@ -38,7 +38,7 @@ pub fn sync_threads() {
     executor().sync_threads_or(false);
 }
 
-/// Waits like [`sync_threads`]. Returns whether any thread of the block passed `true`.
+/// Waits like [`sync_threads`]. Returns whether `value` was `true` in any thread of the block.
 #[inline]
 pub fn sync_threads_or(value: bool) -> bool {
     executor().sync_threads_or(value)
@@ -87,8 +87,8 @@ pub fn shuffle_xor(mask: u32, value: u32, by: u32) -> u32 {
     shuffle(mask, value, super::super::lane() ^ by)
 }
 
-/// Returns the mask of the lanes in `mask` whose threads passed `true`. All threads in `mask` call
-/// this function.
+/// Returns the mask of those lanes in `mask` whose threads called this function with `true`. All
+/// threads in `mask` must call this function.
 #[inline]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     let values = executor().exchange(mask, u64::from(value));

@@ -178,7 +178,7 @@ macro_rules! reductions {
 
 for_each_reach_and_reduce_order!(reductions);
 
-/// Reads 16 bytes, each half by one atomic access. Orders nothing.
+/// Reads 16 bytes, each half by one relaxed atomic access.
 ///
 /// # Safety
 /// `from` points to 16 bytes, aligned to 16, that this thread can access. Other threads access
@@ -190,7 +190,7 @@ pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     unsafe { [<u64 as Access<Sys>>::load_relaxed(halves), <u64 as Access<Sys>>::load_relaxed(halves.add(1))] }
 }
 
-/// Writes 16 bytes, each half by one atomic access. Orders nothing.
+/// Writes 16 bytes, each half by one relaxed atomic access.
 ///
 /// # Safety
 /// As for [`load_line_relaxed`].

@@ -65,7 +65,7 @@ pub unsafe trait Piece: Copy {
     /// # Safety
     /// The pointer is aligned to the size of the value, and this thread can read the value.
     unsafe fn load_global(from: *const Self) -> Self;
-    /// Reads a value.
+    /// Does the same as [`Self::load_global`] on the host, which has only one address space.
     ///
     /// # Safety
     /// As for [`Self::load_global`].
@@ -74,7 +74,7 @@ pub unsafe trait Piece: Copy {
         // SAFETY: the caller promises the same.
         unsafe { Self::load_global(from) }
     }
-    /// Reads a value.
+    /// Does the same as [`Self::load_global`] on the host, where every load is relaxed and atomic.
     ///
     /// # Safety
     /// As for [`Self::load_global`].
@@ -88,7 +88,7 @@ pub unsafe trait Piece: Copy {
     /// # Safety
     /// The pointer is aligned to the size of the value, and this thread can write the value.
     unsafe fn store_global(to: *mut Self, value: Self);
-    /// Writes a value.
+    /// Does the same as [`Self::store_global`] on the host, which has only one address space.
     ///
     /// # Safety
     /// As for [`Self::store_global`].
@@ -97,7 +97,8 @@ pub unsafe trait Piece: Copy {
         // SAFETY: the caller promises the same.
         unsafe { Self::store_global(to, value) }
     }
-    /// Writes a value.
+    /// Does the same as [`Self::store_global`] on the host, where every store is relaxed and
+    /// atomic.
     ///
     /// # Safety
     /// As for [`Self::store_global`].

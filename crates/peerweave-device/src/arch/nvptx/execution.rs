@@ -80,7 +80,7 @@ pub fn sync_threads() {
     unsafe { barrier_sync(0) };
 }
 
-/// Waits like [`sync_threads`]. Returns whether any thread of the block passed `true`.
+/// Waits like [`sync_threads`]. Returns whether `value` was `true` in any thread of the block.
 #[inline(always)]
 pub fn sync_threads_or(value: bool) -> bool {
     // SAFETY: barrier 0, of all threads of the block; it touches no memory.
@@ -129,8 +129,8 @@ shuffle!(
     shuffle_xor, shfl_sync_bfly, by, 31
 );
 
-/// Returns the mask of the lanes in `mask` whose threads passed `true`. All threads in `mask` call
-/// this function.
+/// Returns the mask of those lanes in `mask` whose threads called this function with `true`. All
+/// threads in `mask` must call this function.
 #[inline(always)]
 pub fn vote_ballot(mask: u32, value: bool) -> u32 {
     compiler_barrier();

@@ -71,7 +71,7 @@ access!(Cta "cta": u32 as "b32" in reg32, u64 as "b64" in reg64);
 access!(Gpu "gpu": u32 as "b32" in reg32, u64 as "b64" in reg64);
 access!(Sys "sys": u32 as "b32" in reg32, u64 as "b64" in reg64);
 
-/// Reads 16 bytes by one atomic access of system scope. Orders nothing.
+/// Reads 16 bytes by one relaxed atomic access of system scope.
 ///
 /// # Safety
 /// `from` points to 16 bytes in global memory, aligned to 16, that this thread can access.
@@ -86,7 +86,7 @@ pub unsafe fn load_line_relaxed(from: *const u128) -> [u64; 2] {
     [low, high]
 }
 
-/// Writes 16 bytes by one atomic access of system scope. Orders nothing.
+/// Writes 16 bytes by one relaxed atomic access of system scope.
 ///
 /// # Safety
 /// As for [`load_line_relaxed`].

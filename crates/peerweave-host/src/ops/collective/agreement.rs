@@ -193,8 +193,7 @@ impl Run<'_> {
 const AFTER_BROADCASTS: &str = " after earlier broadcasts of at most 64 bytes";
 const AFTER_OTHER_BROADCASTS: &str = " after broadcasts of at most 64 bytes that differ from those of this PE";
 
-/// Returns the error of a collective whose ranks have made different calls, as `mismatch`
-/// describes.
+/// Returns the error for `mismatch`: the ranks of a collective have made different calls.
 pub(super) fn mismatch(mismatch: Mismatch) -> Stop {
     Error::Mismatch(Box::new(mismatch)).into()
 }

@@ -126,7 +126,8 @@ impl Run<'_> {
         }
     }
 
-    /// Copies `bytes` bytes from a buffer of `rank`, starting at the byte `offset`, to `to`.
+    /// Copies `bytes` bytes, from the byte `offset` of a buffer of `rank`, to `to`. `code`
+    /// identifies the buffer (see [`Run::code`]).
     fn fetch(&self, rank: usize, code: u64, offset: usize, to: *mut u8, bytes: usize) -> Result<(), Stop> {
         assert_ne!(code, NO_BUFFER, "peerweave-core bug: the collective has no operand");
         if let Some(from) = self.mapped(rank, code) {

@@ -129,7 +129,8 @@ impl Run<'_> {
         self.reduce(&inputs, &outputs, share.len(), stores);
     }
 
-    /// Runs a scan: each rank reads the operands of the ranks before it.
+    /// Computes this rank's result of a scan: reduces the operands of all lower ranks. An inclusive
+    /// scan also includes the operand of this rank.
     fn direct_scan(&self, buffers: &Buffers) {
         let ranks = if self.op.kind == Kind::Scan { self.me + 1 } else { self.me };
         let operands = buffers.send.iter().zip(&buffers.scalars).take(ranks);

@@ -78,7 +78,8 @@ pub(crate) struct CollectiveTask<'a> {
 #[derive(Debug)]
 struct Turn {
     epoch: u32,
-    /// Whether this rank has published, in its entry line, that it has entered the collective.
+    /// Whether this rank has published its entry, by which other ranks see that it has entered the
+    /// collective.
     entered: bool,
     purpose: Purpose,
     /// Arguments of the call for which the collective runs, encoded in one word. Such a call is,
@@ -147,7 +148,7 @@ impl<'a> CollectiveTask<'a> {
 }
 
 impl Turn {
-    /// Gives a new collective the next position among the operations of the team.
+    /// Creates the turn of a new collective, with the next epoch of the team.
     #[inline]
     fn issue(team: &TeamState, purpose: Purpose, detail: u64) -> Self {
         Self { epoch: team.issue_epoch(), entered: false, purpose, detail }
@@ -557,7 +558,7 @@ impl Run<'_> {
     }
 }
 
-/// Code of a buffer that the rank did not pass, as described at [`Run::code`].
+/// Code of a buffer that a rank does not have (see [`Run::code`]).
 const NO_BUFFER: u64 = u64::MAX;
 /// Flag in the code by which ranks identify a buffer (see [`Run::code`]). The flag is set if the
 /// buffer is private memory of the rank that passed it. The other bits are then the address of the

@@ -5,8 +5,8 @@ use crate::ops::shared::Shared;
 use crate::simd;
 use peerweave_core::backend::{Collective, NormScale, Place, Quantization, RmsNorm};
 
-/// The second half of an all-reduce with RMSNorm: the norm. Each rank computes the norm after the
-/// reduction.
+/// The second half of an all-reduce with RMSNorm: after the reduction, each rank normalizes all
+/// rows.
 #[derive(Debug)]
 pub(super) struct Norm {
     /// The collective that the program has called: an all-reduce followed by RMSNorm. Its `recv` is
@@ -31,7 +31,8 @@ impl Norm {
         (reduction, Self { op: op.clone(), sum })
     }
 
-    /// Computes all rows of the result from the sum.
+    /// Adds the sum to the residual, and writes the normalized rows to the result. Quantizes the
+    /// rows if the call requests it.
     pub(super) fn run(&self, shared: &Shared) {
         let norm = of(&self.op);
         let result = self.op.recv.unwrap_or_else(|| panic!("peerweave-core bug: all_reduce_rms_norm has no result"));

@@ -115,8 +115,8 @@ impl Run<'_> {
         Some(self.shared.address(send).cast_const())
     }
 
-    /// Copies the packed operand of the root to the result. In a scatter, copies the part for this
-    /// rank.
+    /// Copies the operand of the root to this rank's result. In a scatter, copies only the part for
+    /// this rank.
     #[inline]
     pub(super) fn consume_root(&self, algorithm: Algorithm, operand: &Entry) {
         let root = self.op.root.index();

@@ -106,7 +106,8 @@ impl Run<'_> {
         entry
     }
 
-    /// Returns the address of the first slot in the staging area of a rank.
+    /// Returns the address of the first slot in the staging area of `rank`. The slots follow the
+    /// counts.
     #[inline]
     fn slots_of(&self, rank: usize) -> *mut u8 {
         self.step.stage(rank, self.step.parity()).wrapping_add(self.counts_bytes())

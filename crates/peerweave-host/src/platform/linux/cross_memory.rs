@@ -44,7 +44,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn probe_succeeds_only_if_the_word_has_the_expected_value() {
+    fn cross_memory_probe_fails_if_the_word_differs_or_is_unmapped() {
         let word = 77u64;
         let pid = u64::from(std::process::id());
         assert_eq!(probe(pid, (&raw const word) as u64, 77), Ok(()));

@@ -1,4 +1,4 @@
-//! Functions of Linux, on which PEs are processes or threads.
+//! Platform functions for Linux, where PEs can be processes or threads.
 
 pub(crate) mod cross_memory;
 mod region;
@@ -6,7 +6,7 @@ mod region;
 pub(crate) use peerweave_bootstrap::process::{Pid, Watch, pid_namespace as namespace};
 pub(crate) use region::Region;
 
-/// Whether PEs can be processes. An error contains the reason why PEs cannot be processes.
+/// `Ok` if PEs can be processes. Otherwise the reason why they cannot.
 pub(crate) const PROCESSES: Result<(), &str> = Ok(());
 
 /// Size in bytes of the heap of a PE if the options contain no size. `None` means the size of the

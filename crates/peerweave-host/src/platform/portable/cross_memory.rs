@@ -1,5 +1,5 @@
-//! Replaces the functions that read the memory of other processes. This platform does not support
-//! such reads.
+//! Replacements for the functions that read the memory of other processes. This platform does not
+//! support such reads, so each function returns an error.
 
 use std::io;
 

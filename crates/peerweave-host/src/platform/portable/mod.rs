@@ -6,7 +6,7 @@ mod region;
 
 pub(crate) use region::Region;
 
-/// Whether PEs can be processes. An error contains the reason why PEs cannot be processes.
+/// `Ok` if PEs can be processes. Otherwise the reason why they cannot.
 pub(crate) const PROCESSES: Result<(), &str> =
     Err("PEs that are processes need Linux: run PEs as threads of one process with `on_threads`");
 

@@ -1,4 +1,4 @@
-//! A range of memory of this process, which comes from the allocator.
+//! A range of this process's private memory, allocated by Rust's allocator.
 
 use crate::platform::ShareError;
 use peerweave_bootstrap::Rendezvous;

@@ -58,26 +58,26 @@ pub(super) unsafe trait Vector: Copy {
     /// Reads `BYTES` bytes at any address.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The requirements of [`Vector`] are met.
     unsafe fn load(from: *const u8) -> Self;
 
     /// Writes `BYTES` bytes at any address.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The requirements of [`Vector`] are met.
     unsafe fn store(self, to: *mut u8);
 
     /// Writes `BYTES` bytes, bypassing the caches if the processor can. The bytes become visible to
     /// other threads at [`Arch::fence_streaming`] at the latest.
     ///
     /// # Safety
-    /// As required by the trait. In addition, `to` is a multiple of `BYTES`.
+    /// The requirements of [`Vector`] are met. In addition, `to` is a multiple of `BYTES`.
     unsafe fn store_streaming(self, to: *mut u8);
 
     /// Reads four consecutive vectors.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The requirements of [`Vector`] are met.
     #[inline(always)]
     unsafe fn load_four(from: *const u8) -> [Self; 4] {
         // SAFETY: the caller guarantees the requirements for all four vectors.
@@ -94,7 +94,7 @@ pub(super) unsafe trait Vector: Copy {
     /// Writes four consecutive vectors.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The requirements of [`Vector`] are met.
     #[inline(always)]
     unsafe fn store_four(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
@@ -106,7 +106,7 @@ pub(super) unsafe trait Vector: Copy {
     /// Writes four consecutive vectors, bypassing the caches if the processor can.
     ///
     /// # Safety
-    /// As required by the trait. In addition, `to` is a multiple of `BYTES`.
+    /// The requirements of [`Vector`] are met. In addition, `to` is a multiple of `BYTES`.
     #[inline(always)]
     unsafe fn store_four_streaming(vectors: [Self; 4], to: *mut u8) {
         for (i, vector) in vectors.iter().enumerate() {
@@ -164,7 +164,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// Converts binary16 to f32, exactly. A NaN stays a NaN.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The processor has the instruction set.
     #[inline(always)]
     unsafe fn widen_f16(from: &[u16], into: &mut [f32]) {
         super::float16::widen_all(from, into);
@@ -174,7 +174,7 @@ pub(super) unsafe trait Arch: Copy + 'static {
     /// canonical NaN.
     ///
     /// # Safety
-    /// As required by the trait.
+    /// The processor has the instruction set.
     #[inline(always)]
     unsafe fn narrow_f16(from: &[f32], into: &mut [u16]) {
         super::float16::narrow_all(from, into);
@@ -242,7 +242,7 @@ enum Level {
 }
 
 impl Level {
-    /// Every level for which this build has code, the best level first.
+    /// The instruction sets for which this build has code, the best first.
     const BUILT: &'static [Self] = &[
         #[cfg(all(target_arch = "x86_64", not(miri)))]
         Self::Avx512,
@@ -321,7 +321,7 @@ impl Isa {
         }
     }
 
-    /// Runs a kernel compiled for this instruction set.
+    /// Runs `kernel` in a function that is compiled for this instruction set.
     ///
     /// # Safety
     /// The requirements of the kernel are met.

@@ -52,7 +52,7 @@ fn against_an_abort(call: fn(&Guarded)) {
 }
 
 #[test]
-fn abort_during_a_try_lock_of_the_gate_frees_no_value_in_use() {
+fn abort_during_try_lock_frees_no_communicator_in_use() {
     against_an_abort(|shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -61,7 +61,7 @@ fn abort_during_a_try_lock_of_the_gate_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_a_blocking_call_frees_no_value_in_use() {
+fn abort_during_a_blocking_call_frees_no_communicator_in_use() {
     against_an_abort(|shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -76,7 +76,7 @@ fn abort_during_a_blocking_call_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_a_shared_gate_entry_frees_no_value_in_use() {
+fn abort_during_a_shared_lock_frees_no_communicator_in_use() {
     against_an_abort(|shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -89,7 +89,7 @@ fn abort_during_a_shared_gate_entry_frees_no_value_in_use() {
 /// blocked (`leave_blocking`), checks the gate, and then uses the guarded value. The abort waits
 /// only for threads inside the gate that are not marked.
 #[test]
-fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
+fn abort_as_a_blocking_call_ends_frees_no_communicator_in_use() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -135,12 +135,12 @@ fn check_abort_during_revoke(revoke: fn(&Gate) -> bool) {
 }
 
 #[test]
-fn abort_during_revoke_frees_no_value_in_use() {
+fn abort_during_revoke_frees_no_communicator_in_use() {
     check_abort_during_revoke(|gate| gate.set(State::Revoked).is_ok());
 }
 
 #[test]
-fn abort_during_a_state_change_frees_no_value_in_use() {
+fn abort_during_a_state_change_frees_no_communicator_in_use() {
     check_abort_during_revoke(|gate| gate.change(gate.state(), State::Revoked).is_ok());
 }
 
@@ -148,7 +148,7 @@ fn abort_during_a_state_change_frees_no_value_in_use() {
 /// NCCL as a reader that is marked as possibly blocked. The finalization does not wait for marked
 /// readers. This is safe, because the finalization fails if the state has changed.
 #[test]
-fn finalize_during_revoke_frees_no_value_in_use() {
+fn finalize_during_revoke_frees_no_communicator_in_use() {
     loom::model(|| {
         let shared = Arc::new(Guarded::default());
         let theirs = Arc::clone(&shared);
@@ -176,7 +176,7 @@ fn finalize_during_revoke_frees_no_value_in_use() {
 }
 
 #[test]
-fn thread_inside_the_gate_sees_all_writes_of_earlier_holders() {
+fn lock_holder_sees_all_writes_of_earlier_holders() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. The model checker watches the cell, so this
     // test checks that.

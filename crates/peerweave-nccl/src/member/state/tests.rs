@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize};
 const LONG: Duration = Duration::from_secs(60);
 
 #[test]
-fn gate_admits_one_thread_at_a_time_and_wakes_every_waiter() {
+fn lock_is_held_by_one_thread_at_a_time_and_wakes_every_waiter() {
     let (gate, inside, entries) = (Gate::default(), AtomicUsize::new(0), AtomicUsize::new(0));
     std::thread::scope(|scope| {
         for _ in 0..4 {
@@ -32,7 +32,7 @@ fn gate_admits_one_thread_at_a_time_and_wakes_every_waiter() {
 /// Calls and an abort race repeatedly. The abort must wait for every thread that entered before the
 /// gate was closed.
 #[test]
-fn gate_drain_waits_for_all_threads_that_entered_before_close() {
+fn abort_waits_for_every_thread_that_acquired_the_lock_earlier() {
     let (mut got_in, mut refused) = (0, 0);
     for round in 0..3_000 {
         let (gate, is_freed, start) = (Gate::default(), AtomicBool::new(false), Barrier::new(3));
@@ -64,7 +64,7 @@ fn gate_drain_waits_for_all_threads_that_entered_before_close() {
 }
 
 #[test]
-fn gate_that_one_thread_has_entered_refuses_other_threads() {
+fn communicator_lock_held_by_a_thread_refuses_other_threads() {
     let gate = Gate::default();
     let inside = gate.try_enter_blocking().expect("no thread is inside the gate");
     assert!(gate.try_enter_blocking().is_none());
@@ -75,7 +75,7 @@ fn gate_that_one_thread_has_entered_refuses_other_threads() {
 }
 
 #[test]
-fn try_lock_of_the_gate_fails_in_all_states_except_live() {
+fn try_lock_succeeds_only_if_the_communicator_is_live() {
     for state in [State::Suspended, State::Failed, State::Revoked] {
         let gate = Gate::default();
         gate.set(state).expect("the gate is open");
@@ -92,7 +92,7 @@ fn try_lock_of_the_gate_fails_in_all_states_except_live() {
 
 /// Another thread enters the gate in a loop, and leaves it only briefly between two entries.
 #[test]
-fn waiter_is_not_starved_by_a_thread_that_enters_in_a_loop() {
+fn lock_waiter_is_not_starved_by_a_thread_that_locks_in_a_loop() {
     let (gate, taken, done) = (Gate::default(), AtomicUsize::new(0), AtomicBool::new(false));
     std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -152,7 +152,7 @@ fn waiting_thread_wakes_when_the_communicator_closes() {
 }
 
 #[test]
-fn gate_drain_has_no_timeout_for_threads_not_blocked_in_nccl() {
+fn abort_waits_without_timeout_for_lock_holders_outside_nccl() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     inside.enter_blocking().expect("the gate is open");
@@ -169,7 +169,7 @@ fn gate_drain_has_no_timeout_for_threads_not_blocked_in_nccl() {
 }
 
 #[test]
-fn gate_drain_times_out_while_a_reader_is_blocked_in_nccl() {
+fn abort_wait_times_out_if_a_lock_reader_is_blocked_in_nccl() {
     let gate = Gate::default();
     let reader = gate.enter_shared(Allowed::OPEN).expect("the gate is open");
     let drained = reader.enter_blocking(|| {
@@ -183,7 +183,7 @@ fn gate_drain_times_out_while_a_reader_is_blocked_in_nccl() {
 }
 
 #[test]
-fn gate_state_change_fails_if_the_given_old_state_is_wrong() {
+fn state_change_fails_if_expected_and_current_state_differ() {
     let gate = Gate::default();
     assert_eq!(gate.change(State::Suspended, State::Live), Err(State::Live));
     gate.set(State::Revoked).expect("the gate is open");
@@ -192,7 +192,7 @@ fn gate_state_change_fails_if_the_given_old_state_is_wrong() {
 }
 
 #[test]
-fn gate_close_fails_if_the_given_old_state_is_wrong() {
+fn close_fails_if_expected_and_current_state_differ() {
     let gate = Gate::default();
     let inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     // A revocation enters as a reader.
@@ -209,7 +209,7 @@ fn gate_close_fails_if_the_given_old_state_is_wrong() {
 }
 
 #[test]
-fn gate_can_be_closed_only_once() {
+fn communicator_lock_can_be_closed_only_once() {
     let gate = Gate::default();
     assert_eq!(gate.close(State::Finalized), Ok(()));
     assert_eq!(gate.close(State::Aborted), Err(State::Finalized));
@@ -219,7 +219,7 @@ fn gate_can_be_closed_only_once() {
 }
 
 #[test]
-fn exclusive_gate_entry_times_out_while_a_thread_is_inside() {
+fn second_exclusive_lock_times_out_while_the_first_is_held() {
     let gate = Gate::default();
     let _inside = gate.enter(Allowed::LIVE, || LONG).expect("no thread is inside the gate");
     let second = gate.enter(Allowed::LIVE, || Duration::from_millis(10));
@@ -228,7 +228,7 @@ fn exclusive_gate_entry_times_out_while_a_thread_is_inside() {
 }
 
 #[test]
-fn gate_entry_fails_if_the_state_is_not_in_the_allowed_set() {
+fn locking_fails_if_the_communicator_state_is_not_allowed() {
     let gate = Gate::default();
     gate.set(State::Revoked).expect("the gate is open");
     assert_eq!(gate.enter(Allowed::LIVE, || LONG).map(drop), Err(Refused::State(State::Revoked)));

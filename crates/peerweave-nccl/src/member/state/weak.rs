@@ -60,7 +60,7 @@ fn against_an_abort(patience: Duration, call: fn(&Guarded)) {
 const LONG: Duration = Duration::from_secs(3_600);
 
 #[test]
-fn abort_during_a_try_lock_of_the_gate_frees_no_value_in_use() {
+fn abort_during_try_lock_frees_no_communicator_in_use() {
     against_an_abort(LONG, |shared| {
         if let Some(_inside) = shared.0.try_enter_blocking() {
             shared.use_it();
@@ -69,7 +69,7 @@ fn abort_during_a_try_lock_of_the_gate_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_a_blocking_call_frees_no_value_in_use() {
+fn abort_during_a_blocking_call_frees_no_communicator_in_use() {
     against_an_abort(LONG, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -84,7 +84,7 @@ fn abort_during_a_blocking_call_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_a_shared_gate_entry_frees_no_value_in_use() {
+fn abort_during_a_shared_lock_frees_no_communicator_in_use() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN) {
             shared.use_it();
@@ -94,7 +94,7 @@ fn abort_during_a_shared_gate_entry_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_during_revoke_frees_no_value_in_use() {
+fn abort_during_revoke_frees_no_communicator_in_use() {
     against_an_abort(LONG, |shared| {
         if let Ok(reader) = shared.0.enter_shared(Allowed::OPEN)
             && shared.0.set(State::Revoked).is_ok()
@@ -105,7 +105,7 @@ fn abort_during_revoke_frees_no_value_in_use() {
 }
 
 #[test]
-fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
+fn abort_as_a_blocking_call_ends_frees_no_communicator_in_use() {
     against_an_abort(Duration::ZERO, |shared| {
         if let Ok(inside) = shared.0.enter(Allowed::LIVE, || Duration::ZERO)
             && inside.enter_blocking().is_ok()
@@ -119,7 +119,7 @@ fn abort_at_the_end_of_a_blocking_call_frees_no_value_in_use() {
 }
 
 #[test]
-fn thread_inside_the_gate_sees_all_writes_of_earlier_holders() {
+fn lock_holder_sees_all_writes_of_earlier_holders() {
     struct Counted(Gate, UnsafeCell<u32>);
     // SAFETY: the gate synchronises the shared cell. Miri watches the cell, so this test checks
     // that.

@@ -60,8 +60,8 @@ pub(crate) fn check<'a, 'env: 'a>(calls: impl Iterator<Item = Recorded<'a, 'env>
 /// group update.
 struct Member<'a> {
     inner: &'a Arc<Inner>,
-    /// Number of this rank's last collective that was checked. At first, this is the number of
-    /// collectives that the rank has issued before this group.
+    /// Number of this rank's collectives so far: those that the rank issued before this group, and
+    /// those of this group to which the check has given a number.
     collectives: u64,
     /// Number of paired sends and receives of this rank in the group. For a paired send or receive,
     /// the matching call is in the same group.

@@ -80,7 +80,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn injected_fault_fails_only_the_chosen_call() {
+    fn fault_setting_makes_only_the_selected_calls_fail() {
         let rules = parse("cuMemCreate:2=2, cuMemMap:*=999").expect("the list of faults is valid");
         let next = |name: &str| hit(rules, name, None).and_then(fate);
         assert_eq!(next("cuMemCreate"), None);

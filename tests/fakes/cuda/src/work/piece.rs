@@ -187,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn stream_wait_value_nor_ignores_bits_above_a_32_bit_word() {
+    fn nor_wait_on_a_32_bit_word_ignores_the_upper_32_bits() {
         assert!(!holds(0xffff_0000, 0x0000_ffff, 4, 3));
         assert!(holds(0xffff_0000, 0x0000_fffe, 4, 3));
     }

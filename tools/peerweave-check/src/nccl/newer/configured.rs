@@ -17,7 +17,7 @@ use super::windows::{alloc, window};
 use super::{Outcome, Part, moved, pattern, sums};
 
 const NO_CTAS: &str = "CTA policy zero";
-/// Number of elements that each rank contributes to a call on windows.
+/// Number of elements that each rank contributes to a call whose buffers are registered as windows.
 const WINDOWED: usize = 1 << 18;
 
 pub(super) fn all(part: &Part<'_>) -> Outcome {
@@ -204,7 +204,7 @@ fn forms(
     Ok(())
 }
 
-/// Runs one group of three calls: two calls with different options, and one call without options.
+/// Checks one group of three calls: two calls with different options, and one call without options.
 fn several_in_a_group(part: &Part<'_>, comm: &Communicator) -> Outcome {
     part.step("a group of calls with different configurations");
     let (n, rank, stream, len) = (comm.n_ranks(), comm.rank().index(), &part.stream, 10_000);

@@ -168,8 +168,8 @@ pub(super) fn suspend(part: &Part<'_>) -> Outcome {
     Ok(comm.finalize(super::DEADLINE)?)
 }
 
-/// Checks that a suspended communicator refuses operations, and that `async_error` returns no
-/// error.
+/// Checks that the suspended communicator `comm` refuses operations, and that its `async_error`
+/// returns no error.
 fn rests(part: &Part<'_>, comm: &Communicator) {
     let suspended = |error: &NcclError| matches!(error, NcclError::Dead { state: DeadState::Suspended, .. });
     let Ok(mut values) = DeviceMemory::from_slice(&part.stream, &[1.0f32; 4]) else {
