@@ -265,8 +265,8 @@ impl Gate {
         if self.word.load(SeqCst) & STATE_MASK == State::Live as u64 { Some(inside) } else { None }
     }
 
-    /// Acquires the gate like [`take`](Self::take), but returns `None` also while a thread that has
-    /// waited for at least [`STARVING_AFTER`] is waiting. Such a thread has priority.
+    /// Acquires the gate like [`take`](Self::take). In contrast, returns `None` also while a waiter
+    /// has waited for at least [`STARVING_AFTER`], because this waiter has priority.
     #[inline]
     fn try_lock_fairly(&self, mode: u64) -> Option<Inside<'_>> {
         if self.starving.load(Relaxed) == 0 { self.take(mode) } else { None }

@@ -173,8 +173,8 @@ impl<'a> Enqueue<'a> {
         self.call_status(|api, families| function(api, families).map(|()| 0))
     }
 
-    /// Makes the prepared call, like [`call`](Self::call). In contrast, `function` also returns
-    /// NVSHMEM's status code, and any code other than success becomes an error.
+    /// Makes the prepared call, like [`call`](Self::call), but for a `function` that returns a
+    /// status code of NVSHMEM. Any code other than success becomes an error.
     ///
     /// Only this short wrapper is generic. [`run`](Self::run), which does the work, is compiled
     /// once.
