@@ -337,7 +337,8 @@ impl Inner {
 
     /// Runs one job of the queue. Returns the failure of the job. Returns `None` if the job
     /// succeeds or is skipped. `earlier` is the failure of an earlier job of this stream, if there
-    /// is one. Such a failure may cause a skip.
+    /// is one. After such a failure, an operation is skipped, unless the failure is a mismatch of
+    /// calls.
     fn run(&self, job: Job, earlier: Option<Failure>) -> Option<Failure> {
         let deadline = Limit::Deadline(self.shared.peers.deadline);
         match job {

@@ -94,8 +94,8 @@ pub enum LinkError {
     Stuck {
         /// Name and path of the library.
         what: String,
-        /// Time limit of the link. The error contains the limit even if the thread could not be
-        /// started and the call did not wait.
+        /// Time limit of a link, not the time that the call has waited. If the thread could not be
+        /// started, the call has not waited at all.
         waited: std::time::Duration,
     },
     /// A file or directory could not be read.

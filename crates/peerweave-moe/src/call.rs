@@ -58,9 +58,9 @@ impl Peers {
     }
 }
 
-/// A fence between the accesses of a kernel and the accesses of other kernels. A kernel calls this
-/// function before it sends lines, and after it has received lines. On GPUs this function does
-/// nothing, because the start of a kernel orders the accesses.
+/// Executes a fence that orders the accesses of this kernel and of the kernels before and after it.
+/// A kernel that sends lines calls this function first, and a kernel that receives lines calls it
+/// last. On GPUs this function does nothing, because kernel boundaries order the accesses.
 #[inline(always)]
 pub(crate) fn order() {
     if !cfg!(target_arch = "nvptx64") {

@@ -39,8 +39,9 @@ pub struct Explanation {
 }
 
 impl Explanation {
-    /// Creates the explanation of a call among several hosts. The team has `ranks` ranks. Such a
-    /// call has only one method, which `how` describes.
+    /// Creates the explanation of a call by a team of `ranks` ranks on `hosts` hosts. A call among
+    /// several hosts has only one method, which `how` describes. `table` is the name of the route
+    /// table.
     pub(crate) fn between_hosts(query: &Query, ranks: u32, how: &str, hosts: usize, table: &str) -> Self {
         Self {
             query: *query,

@@ -50,8 +50,8 @@ impl Route {
     }
 }
 
-/// The route table, and the methods that the caller has chosen. The collectives of all teams of a
-/// PE share this value, which is the same on all PEs.
+/// The route table, and the methods that the caller has chosen in its place. All teams of a PE
+/// share one `Routes`. Its content must be the same on all PEs.
 #[derive(Debug)]
 pub(crate) struct Routes {
     pub(crate) table: RouteTable,
@@ -102,9 +102,10 @@ pub(crate) fn by_lines(bytes: u64, limits: &Limits) -> bool {
     bytes <= limits.channel_bytes
 }
 
-/// Returns the number of pairs of blocks that transfer a message through rings. In kernels in which
-/// each block both sends and receives, the result is the number of blocks. The result does not
-/// depend on the message, so the sender and the receiver divide a message into the same chunks.
+/// Returns the number of block pairs, a sending block and a receiving block each, that transfer a
+/// message through rings. For kernels in which each block both sends and receives, the result is
+/// the number of blocks. The result depends only on `max_blocks`, which is the same on all ranks.
+/// So the sender and the receiver divide a message into the same chunks.
 pub(crate) fn ring_pairs(max_blocks: u32) -> u32 {
     (max_blocks / 2).clamp(1, 128)
 }

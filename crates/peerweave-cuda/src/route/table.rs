@@ -97,8 +97,8 @@ const ANY: &str = include_str!("../../routes/any.routes");
 const SM_90: &str = include_str!("../../routes/sm_90.routes");
 
 impl RouteTable {
-    /// Returns the built-in table for an architecture, such as `sm_90`. If there is no table for
-    /// the architecture, returns the built-in table for any architecture.
+    /// Returns the built-in table for an architecture, such as `sm_90`. If the architecture has no
+    /// table of its own, returns the default built-in table, whose architecture is `any`.
     pub fn builtin(arch: &str) -> Self {
         let (name, text) = match arch {
             "sm_90" => ("the built-in table sm_90", SM_90),

@@ -112,8 +112,8 @@ pub(crate) struct Spin<'a> {
     context: &'a Context,
     looks: u32,
     started: u64,
-    /// Time of the last reading of the abort word. Before the first reading of the abort word, the
-    /// time of the first reading of the clock.
+    /// Time of this wait's last reading of the abort word, in nanoseconds. Before that, the time of
+    /// the wait's first reading of the clock.
     asked: u64,
 }
 

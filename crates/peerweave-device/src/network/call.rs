@@ -58,8 +58,8 @@ impl Atomic {
         !matches!(self, Self::Set(_) | Self::Add(_) | Self::And(_) | Self::Or(_) | Self::Xor(_))
     }
 
-    /// Returns the value after the operation of a word whose value is `word`. The caller truncates
-    /// the result to the width of the word.
+    /// Returns the new value of a word that contains `word` before the operation. The caller
+    /// truncates the result to the width of the word.
     pub const fn apply(self, word: u64) -> u64 {
         match self {
             Self::Fetch => word,
@@ -113,8 +113,8 @@ pub enum Call {
         /// after the next [`Self::Quiet`].
         nbi: bool,
     },
-    /// Applies an atomic operation to a word on a PE. Returns the previous value if
-    /// [`Atomic::fetches`] is true for the operation.
+    /// Applies an atomic operation to a word on a PE. If [`Atomic::fetches`] is true for the
+    /// operation, the executor returns the previous value of the word.
     Atomic {
         /// Address in the caller's own heap. The word has the same offset in the heap of `pe`.
         word: u64,

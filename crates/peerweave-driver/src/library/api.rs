@@ -154,8 +154,9 @@ peerweave_dylib::bindings! {
         "10.2" fn cuMemImportFromShareableHandle(
             handle: *mut CUmemGenericAllocationHandle, shareable: *mut c_void, kind: CUmemAllocationHandleType,
         ) -> CudaCode;
-        /// Returns the properties of physical memory. The result has the layout of
-        /// `CUmemAllocationProp`, but this crate reads its enumerations as integers.
+        /// Returns the properties of physical memory in a struct with the layout of
+        /// `CUmemAllocationProp`. The parameter does not have this type, because a newer driver may
+        /// store enumeration values that the type in Rust lacks.
         "10.2" fn cuMemGetAllocationPropertiesFromHandle(
             properties: *mut c_void, handle: CUmemGenericAllocationHandle,
         ) -> CudaCode;

@@ -42,7 +42,8 @@ pub struct Access<'a> {
     /// cudarc frees the slice in the order of its own stream. `None` for other memory.
     streams: Option<(Arc<CudaStream>, &'a Arc<CudaStream>)>,
     /// Whether dropping the access always makes the slice's own stream wait for the work. If
-    /// `false`, the stream waits only if cudarc could not record that the work uses the slice.
+    /// `false`, dropping the access does so only if cudarc could not record that the work uses the
+    /// slice.
     joins: bool,
     /// Makes the type `!Send`: the thread that enqueues the work must also drop the `Access`. On
     /// another thread, the handle of the per-thread stream would refer to a different stream.

@@ -121,8 +121,8 @@ pub fn copy_to_host<T: Element>(
 }
 
 /// Waits until the stream is idle, or returns [`DriverError::Timeout`] at the deadline. A copy
-/// calls this function before the driver's copy of pageable memory, which has no deadline, and
-/// after it.
+/// calls this function before and after it calls the driver, because the driver's copy of pageable
+/// memory has no deadline.
 fn pass(call: &'static str, stream: &Arc<CudaStream>, start: Instant, deadline: Instant) -> Result<(), DriverError> {
     if wait(stream, deadline)? { Ok(()) } else { Err(DriverError::Timeout { call, waited: start.elapsed() }) }
 }

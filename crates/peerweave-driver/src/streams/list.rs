@@ -63,8 +63,8 @@ pub struct Streams {
 #[derive(Default)]
 struct Known {
     streams: BTreeMap<Key, Arc<Noted>>,
-    /// Length of `streams` from which on the list looks for unused streams to remove, before it
-    /// adds a new stream. Values below [`Streams::MANY`] count as [`Streams::MANY`].
+    /// Minimum length of `streams` at which the list removes unused streams before it adds a new
+    /// stream. A value below [`Streams::MANY`] has the same effect as [`Streams::MANY`].
     look_at: usize,
 }
 

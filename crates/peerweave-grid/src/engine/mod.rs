@@ -230,8 +230,8 @@ struct Engine<'a> {
     /// For each block that has ended since the last call of [`Self::admit`], the index of the
     /// block's launch.
     ended: Vec<usize>,
-    /// Number of unsuccessful polls of memory since a thread last made progress, or since the last
-    /// call of [`Self::rest`].
+    /// Number of consecutive unsuccessful polls of memory by the threads of the run. Set to 0 when
+    /// a thread makes progress, and by [`Self::rest`].
     idle: usize,
     /// Number of pauses ([`Self::rest`]) of the whole run since a thread last made progress.
     rests: u32,

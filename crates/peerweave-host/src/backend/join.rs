@@ -236,8 +236,9 @@ impl Host {
 }
 
 impl Shared {
-    /// Returns the state of PE `me` before the PE communicates with other PEs. `readable` states
-    /// whether this PE can read private buffers of the other PEs' processes, or why not.
+    /// Returns the state of PE `me` before the PE communicates with other PEs. `readable` is `Ok`
+    /// if this PE can read private buffers of the other PEs' processes. Otherwise, it contains the
+    /// reason why this PE does not read them.
     fn alone(
         me: usize,
         mapping: Arc<Mapping>,
@@ -294,8 +295,9 @@ impl Shared {
     }
 }
 
-/// Reason, for the log, why this PE does not read private buffers of other PEs directly, but
-/// through staging areas. Such reads go through the operating system, from one process to another.
+/// Reason, for the log, why this PE does not read private buffers of other PEs directly. A direct
+/// read copies memory of another process by a call of the operating system. Without direct reads,
+/// the data of private buffers passes through staging areas.
 const THREADS: &str = "the PEs are threads of one process";
 
 /// Name of the failed call in the errors of [`Host::join`]. This is the name of the function that

@@ -113,8 +113,9 @@ pub(crate) struct TeamCallWords {
     pub(crate) decision: AtomicU64,
     /// Number of members that this PE lists for the new team.
     pub(crate) size: AtomicU64,
-    /// Number of PEs in the list of another PE that passed a different list. That PE or a third PE
-    /// writes this list here, for the error of this PE.
+    /// Length of a different list of members, which another PE passed to `team_of`. The PE that
+    /// ends this PE's call because of the difference writes the list and its length, so that this
+    /// PE's error can show the list.
     pub(crate) other_size: AtomicU64,
     /// One bit for each team slot, set if the slot is free on this PE.
     pub(crate) free_slots: AtomicU64,
@@ -337,8 +338,9 @@ impl Segments {
         self.team_call_list(pe, 0)
     }
 
-    /// Returns the list that another PE passed to `team_of`, and that differs from the list of the
-    /// PE `pe`. The slice has room for all PEs of the job.
+    /// Returns the words for a list of members that another PE passed to `team_of`, and that
+    /// differs from the list of PE `pe`. The words are in the segment of `pe`, and have room for
+    /// all PEs of the job. [`TeamCallWords::other_size`] is the length of the list.
     pub(crate) fn team_call_others_members(&self, pe: usize) -> &[AtomicU32] {
         self.team_call_list(pe, 1)
     }

@@ -63,8 +63,8 @@ impl Shared {
     }
 
     /// Runs a one-sided operation. `CHECKED` states whether the caller has already checked that the
-    /// target PE is alive. If it has not, this function makes the check before a long put or get,
-    /// which takes much more time than the check.
+    /// target PE is alive. If `CHECKED` is false, this function checks the target before a long put
+    /// or get. The check takes little time compared with such a copy.
     #[inline]
     fn access<const CHECKED: bool>(&self, op: &Op) -> Result<Outcome, Error> {
         match op {

@@ -17,9 +17,9 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Time for which a wait with the deadline of the world continues after this deadline. An operation
-/// that has timed out may search for the cause for [`REPORT_GRACE`]. Because the wait continues, it
-/// returns the error of the operation, which names this cause.
+/// Time by which a wait for the end of operations exceeds the deadline of the world. After its own
+/// deadline, an operation may search for the PE at fault for [`REPORT_GRACE`]. The longer wait lets
+/// the operation end first, with an error that names this PE.
 pub(crate) const COMPLETION_GRACE: Duration = REPORT_GRACE.saturating_add(Duration::from_millis(200));
 
 /// The state of the backend of one PE.

@@ -24,8 +24,9 @@ fn no_slot(call: SplitCall) -> Error {
     Error::TooManyTeams { call: call.name(), max_teams: MAX_TEAMS }
 }
 
-/// Number of words of a request. The words are: whether the rank joins a new team, the color, the
-/// key, the free slots, and the last epoch of each slot.
+/// Number of 64-bit words in a rank's request. The first four words state whether the rank joins a
+/// new team, its color, its key, and which team slots are free on it. One more word for each slot
+/// contains the last epoch that the rank has used in that slot.
 const WORDS: usize = 4 + MAX_TEAMS;
 
 /// The request of one rank in a split, encoded in [`WORDS`] words.

@@ -44,25 +44,26 @@ mod phase {
     pub(super) const REFUSED: u64 = 4;
     /// The leader has created the team. The call of the member succeeds.
     pub(super) const MADE: u64 = 5;
-    /// The leader no longer uses the slot that it had chosen, because some member did not take the
-    /// slot. All members try again.
+    /// Phase of a call whose slot the leader has given up, because some member did not take the
+    /// slot. All members then try again.
     pub(super) const CANCELLED: u64 = 6;
     /// Phase of a call that has failed, because no slot is free on all members.
     pub(super) const FULL: u64 = 7;
     /// Phase of a call that another member has ended, because a PE was lost or did not arrive
     /// before the deadline. The state word names this PE.
     pub(super) const LATE: u64 = 8;
-    /// Another PE is ending the call, because a PE passed a different list. It writes that list to
-    /// the block of the member, and then sets the phase [`MISMATCH`].
+    /// Another PE is ending the call, because some PE passed a different list. The PE that ends the
+    /// call writes the different list to the block of the member, and then sets the phase
+    /// [`MISMATCH`].
     pub(super) const ENDING: u64 = 9;
     /// Phase of a call that failed because another PE passed a different list. The state word names
     /// this other PE, and the block of the member contains its list.
     pub(super) const MISMATCH: u64 = 10;
 }
 
-/// Value in the leader's list of the state words that it has seen last. It stands for a member that
-/// does not wait yet, or that waits with another list than the leader. No state word has this
-/// value.
+/// Value in the place of a member's state word, while the leader waits for all members. The value
+/// means that the member does not wait yet, or waits with a different list of members. No state
+/// word has this value.
 const UNSEEN: u64 = u64::MAX;
 
 /// Returns the state word of call `number` in the given phase. `pe` is the PE that the state names.

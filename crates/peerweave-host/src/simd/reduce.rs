@@ -444,8 +444,8 @@ trait Op<V: Copy>: Copy {
         value
     }
 
-    /// Adds one more input to the reduction, and returns the new intermediate state. `value` is an
-    /// element of this input.
+    /// Combines the state with one more input, and returns the new state. `value` is an element of
+    /// this input, and `scalar` is the scalar of this input.
     fn next(self, state: V, value: V, scalar: V) -> V;
 
     /// Returns the result of the reduction. `state` is the intermediate state after the last input.

@@ -26,8 +26,8 @@ pub(crate) struct Liveness {
 
 #[derive(Debug)]
 enum Process {
-    /// The PE is this PE, or another thread of this process. So its process has not ended. The PE
-    /// publishes in its page, which is in shared memory, that it leaves.
+    /// The PE is this PE, or another thread of this process. Its process has not ended, so only the
+    /// state in the page of the PE shows whether the PE has left.
     Own,
     /// The PE is another process, which this process watches.
     Watched(Watch),

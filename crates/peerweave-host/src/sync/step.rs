@@ -49,8 +49,8 @@ pub(crate) fn progress_before_next(epoch: u32) -> u64 {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum With {
     Nothing,
-    /// The first cache line of the other rank's staging area. The processor requests this line at
-    /// the same time as the entry line, in which the other rank publishes its entry.
+    /// The first cache line of the other rank's staging area for this operation. The processor
+    /// fetches this line and the entry line at the same time.
     StagedLine,
 }
 
@@ -249,10 +249,9 @@ impl<'a> Step<'a> {
     /// Publishes that this rank has completed the first `phase` phases of the operation. Then waits
     /// until all ranks have completed these phases.
     ///
-    /// The progress word of a rank contains the epoch of the rank's latest operation. If this epoch
-    /// is later than the epoch of this operation, the rank has completed this operation. The later
-    /// epoch may even belong to a different team: the next team in the same slot continues the
-    /// count of epochs.
+    /// A rank may already be in a later operation, so its progress word may contain a later epoch.
+    /// Such a rank has completed all phases of this operation. The later operation may even belong
+    /// to the next team in the same slot, because that team continues the count of epochs.
     #[inline]
     pub(crate) fn sync(&self, phase: u32) -> Result<(), Stop> {
         self.complete(phase);
@@ -269,8 +268,9 @@ impl<'a> Step<'a> {
         Ok(())
     }
 
-    /// Returns the error of this rank's call after `rank` has failed. The error names the PE whose
-    /// failure came first. This may be the PE of `rank` or another PE.
+    /// Returns the error of this rank's call, which cannot succeed because of `rank`, for the
+    /// reason `cause`. The error names the PE whose failure came first: the PE of `rank` or another
+    /// PE. If the job was aborted, returns the error of the abort instead.
     pub(crate) fn peer_error(&self, rank: usize, cause: PeerCause) -> Error {
         self.error_of_pe(self.team.members[rank], cause)
     }
@@ -281,8 +281,9 @@ impl<'a> Step<'a> {
     }
 
     /// Returns an error if a wait for `rank` can no longer succeed: `rank` has left or failed, or
-    /// another member of the team has died. The error names the PE whose failure came first. Also
-    /// reports a long wait.
+    /// another member of the team has died. The error names the PE whose failure came first. If the
+    /// wait is long, also reports to the other members that this PE waits for `rank` (see
+    /// [`SlowWait::report`]).
     fn check_member(&self, rank: usize, wait: &mut SlowWait<'a>) -> Result<(), Error> {
         let TeamState { members, slot, .. } = self.team;
         wait.report(self.peers, *slot, members[rank]);

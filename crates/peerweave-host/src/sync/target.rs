@@ -21,8 +21,9 @@ thread_local! {
     static CALLS_LEFT: Cell<u32> = const { Cell::new(CALLS_PER_CHECK) };
 }
 
-/// Counts a one-sided call of this thread. Returns `true` if the call must check that its target PE
-/// is alive: after [`CALLS_PER_CHECK`] calls, until [`checked`] is called.
+/// Counts a one-sided call of this thread. Returns `false` for the first [`CALLS_PER_CHECK`] calls
+/// after a call of [`checked`]. For every later call, returns `true`: the caller must then check
+/// that its target PE is alive.
 #[inline]
 pub(crate) fn check_is_due() -> bool {
     CALLS_LEFT.with(|left| match left.get().checked_sub(1) {

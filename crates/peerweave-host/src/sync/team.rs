@@ -17,12 +17,12 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock, PoisonError, RwLock, RwLockReadGuard, RwLockWriteGuard};
 use std::time::{Duration, Instant};
 
-/// Maximum time for which a PE reads the words of missing PEs after the deadline of an operation.
-/// The word of a PE names another PE if the PE has waited for that PE for a long time, or has timed
-/// out because of it.
+/// Maximum time for which a PE searches for the PE at fault after the deadline of an operation. The
+/// search reads the failure words of the missing PEs for the team. Such a word names a PE for which
+/// the missing PE has waited for a long time, or because of which it has timed out.
 pub(crate) const REPORT_GRACE: Duration = Duration::from_millis(500);
-/// After a timeout, a PE follows the words of the missing PEs to the PE at fault. The search ends
-/// before [`REPORT_GRACE`] if the words have led to the same PE for this time.
+/// Time after which the search for the PE at fault ends early, before [`REPORT_GRACE`]. The search
+/// ends if it has found the same single PE for this time, and this PE is not simply the missing PE.
 const STABLE: Duration = Duration::from_millis(150);
 
 /// The state of a team on one of its members.
@@ -74,9 +74,9 @@ pub(crate) struct Channel {
     /// Number of operations that ended before they could run, because the team had failed. `ended`
     /// does not count them.
     pub(crate) skipped: AtomicU64,
-    /// On the sender: number of messages that this rank has published in the mailbox. On the
-    /// receiver: number of messages that this rank has read from the mailbox. Only the running
-    /// operation of the channel changes this number.
+    /// Number of messages that this rank has transferred through the mailbox of this channel. In a
+    /// channel of sends, these are the published messages. In a channel of receives, these are the
+    /// messages that were read. Only the running operation of the channel changes this number.
     pub(crate) messages: AtomicU64,
 }
 
@@ -210,11 +210,13 @@ impl TeamState {
     /// is a timeout, replaces the missing PEs by the PEs at fault. If the team had already failed,
     /// returns `error` unchanged.
     ///
-    /// A missing PE may itself wait for another PE. It has published this if the wait is long, but
-    /// its wait may have begun later. So this function reads what the missing PEs publish until
-    /// their words lead to one PE at fault, but for at most [`REPORT_GRACE`]. Meanwhile, the word
-    /// of this PE names a missing PE. A PE that is missing alone from a collective is at fault,
-    /// because all PEs for which it may wait have arrived.
+    /// A missing PE may itself wait for another PE, and publishes that PE only if the wait is long.
+    /// So this function reads the words of the missing PEs repeatedly, until the words lead to one
+    /// PE at fault, but for at most [`REPORT_GRACE`]. Meanwhile, the word of this PE names a
+    /// missing PE.
+    ///
+    /// If only one PE is missing from a collective, that PE is at fault, because all PEs for which
+    /// it may wait have arrived. In this case, this function does not search.
     #[cold]
     pub(crate) fn name_cause(&self, peers: &Peers, error: Error, is_collective: bool) -> Error {
         let Error::Timeout(mut timeout) = error else { return error };

@@ -14,8 +14,8 @@ use std::time::{Duration, Instant};
 /// Number of polls before the clock is read for the first time, if every PE has a processor to
 /// itself.
 const SPINS: u32 = 2000;
-/// Like [`SPINS`], but if PEs share processors. The number is small, because the awaited PE may
-/// need this processor.
+/// Number of polls before the clock is read for the first time, if PEs share processors. The number
+/// is smaller than [`SPINS`], because the awaited PE may need this processor.
 const SPINS_SHARED: u32 = 4;
 /// Number of polls between two readings of the clock, if every PE has a processor to itself.
 const SPINS_PER_CLOCK: u32 = 200;
@@ -38,8 +38,8 @@ const SHORTEST_SLEEP: Duration = Duration::from_micros(20);
 const LONGEST_SLEEP: Duration = Duration::from_millis(1);
 /// Interval at which a waiter checks that the missing PEs are alive.
 const LIVENESS_PERIOD: Duration = Duration::from_millis(5);
-/// A waiter reports for which PE it waits when at most this time is left until its deadline, but
-/// not before half of the time until the deadline has passed.
+/// Time before its deadline at which a waiter begins to publish the PE for which it waits. If the
+/// deadline is shorter than twice this time, the waiter begins at half of the deadline.
 const REPORT_BEFORE: Duration = Duration::from_secs(5);
 
 /// The time limit of a wait.
@@ -173,10 +173,10 @@ impl<'a> Waiter<'a> {
         Self { peers, spins: if shared { SPINS_SHARED } else { SPINS }, oversubscribed, limit, slow: None }
     }
 
-    /// Polls `look` until it returns a value. At intervals, also calls `gone`, which returns an
-    /// error if an awaited PE has died or left, and may report the wait. If the limit is a deadline
-    /// and passes, calls `timeout` with the time waited, and returns its error. If the limit is a
-    /// time budget and is spent, returns [`Stop::BudgetSpent`].
+    /// Polls `look` until it returns a value. At intervals, also calls `gone`. That function
+    /// returns an error if an awaited PE has died or left, and may call [`SlowWait::report`]. If a
+    /// deadline passes, returns the error of `timeout`, which gets the time waited. If a time
+    /// budget is spent, returns [`Stop::BudgetSpent`].
     #[inline]
     pub(crate) fn until<T>(
         &mut self,
@@ -195,7 +195,7 @@ impl<'a> Waiter<'a> {
         }
     }
 
-    /// Pauses between two polls of a loop in the caller. The arguments are those of
+    /// Pauses once, for a caller that polls in its own loop. `gone` and `timeout` are called as in
     /// [`Waiter::until`]. Returns an error or [`Stop::BudgetSpent`] if the wait must end.
     #[inline]
     pub(crate) fn pause(

@@ -48,8 +48,8 @@ fn lend(ctx: &Context) {
     }
 }
 
-/// Does nothing. The context then has no shared memory for bulk copies, so the threads copy the
-/// elements themselves. The benchmarks with bulk copies call [`lend`] instead.
+/// Does nothing. Benchmarks without bulk copies call this function in the place of [`lend`]. Their
+/// contexts have no shared memory for bulk copies, so the threads copy the elements themselves.
 #[inline(always)]
 fn keep(_: &Context) {}
 

@@ -5,7 +5,7 @@ use peerweave_device::prelude::*;
 
 macro_rules! atomic {
     ($name:ident, $call:ident, $words:literal) => {
-        #[doc = concat!("Measures `", stringify!($call), "` on a word of a PE, ", $words, ". One thread makes the calls, and each call waits for the previous call.")]
+        #[doc = concat!("Measures the latency of `", stringify!($call), "` (", $words, ") on a word of PE `pe`. One thread makes the calls, and each call waits for the previous call.")]
         #[kernel(max_threads = 256)]
         pub fn $name(ctx: &Context, word: SymSlice<u64>, pe: u32, iterations: u32, result: DeviceSlice<u64>) {
             if gpu::thread_rank() != 0 {

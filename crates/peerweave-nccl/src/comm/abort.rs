@@ -117,10 +117,10 @@ pub(crate) fn abort_closed(communicators: &[Arc<Inner>], limit: Duration) -> Vec
 /// lock. After [`ABORT_GRACE`], this wait ends if every thread that holds the lock may be blocked
 /// in NCCL.
 ///
-/// A thread that is blocked in a group holds the locks of all communicators in the group. Aborting
-/// any of these communicators unblocks the thread. The others must not be freed before the thread
-/// has returned. So the communicator with the lowest number is aborted first. The aborts of the
-/// others wait up to [`ABORT_GRACE`] longer for the thread.
+/// A thread that is blocked in a group holds the locks of all communicators in the group. The abort
+/// of one of these communicators unblocks the thread. The other communicators must not be freed
+/// before the thread has released its locks. So the communicator with the lowest number is aborted
+/// first, and the aborts of the other communicators wait up to [`ABORT_GRACE`] longer.
 fn abort_one(inner: &Arc<Inner>) -> Result<(), NcclError> {
     if !inner.gate.drain(ABORT_GRACE) {
         let group = watchdog::stuck_together(inner);

@@ -52,8 +52,9 @@ impl Inner {
     }
 
     /// Converts the result code of a call that is not issued on a stream. On a non-blocking
-    /// communicator, `ncclSuccess` becomes `ncclInProgress`. All other codes stay the same.
-    /// [`complete_started`](Self::complete_started) documents the reason.
+    /// communicator, success only means that the call has started, so `ncclSuccess` becomes
+    /// `ncclInProgress` (see [`complete_started`](Self::complete_started)). Returns every other
+    /// code unchanged.
     pub(crate) fn started(&self, code: ncclResult_t) -> ncclResult_t {
         let may_go_on = !self.blocking && code == ncclResult_t::ncclSuccess;
         if may_go_on { ncclResult_t::ncclInProgress } else { code }
@@ -130,9 +131,9 @@ impl Inner {
     }
 }
 
-/// Called after NCCL has refused a call. Queries NCCL, and marks the communicator as failed if NCCL
-/// still reports an error. A non-blocking communicator keeps such an error, so every later call
-/// would return the error again.
+/// Queries NCCL after it has refused a call, and marks the communicator as failed if NCCL still
+/// reports an error. On a non-blocking communicator, NCCL keeps such an error and returns it for
+/// every later call.
 fn keep_failure(inner: &Inner) {
     if !inner.gate.is_closed() && !matches!(inner.ask(), Ok(ncclResult_t::ncclSuccess | ncclResult_t::ncclInProgress)) {
         let _ = inner.gate.change(State::Live, State::Failed);

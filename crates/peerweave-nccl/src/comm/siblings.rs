@@ -63,7 +63,8 @@ pub(crate) struct LeftOut {
     /// Time at which the check is repeated next.
     next: Instant,
     /// Minimum waiting time before [`LeftOut::look`] reports an omitted rank. If the waiting thread
-    /// has issued the awaited collective for several ranks, [`LEFT_OUT_AFTER`] is sufficient.
+    /// has issued the awaited collective for several ranks, the minimum is at most
+    /// [`LEFT_OUT_AFTER`].
     patience: Duration,
 }
 
@@ -75,8 +76,8 @@ impl LeftOut {
         Self::by_thread(this_thread(), deadline)
     }
 
-    /// Creates the state for one wait of the thread with the number `thread`. `deadline` is the
-    /// time limit of the wait. Otherwise like [`new`](Self::new).
+    /// Like [`new`](Self::new), but for a wait of the thread with the number `thread`, which need
+    /// not be the calling thread.
     pub(crate) fn by_thread(thread: u64, deadline: Duration) -> Self {
         Self { thread, next: Instant::now() + LOOK_EVERY, patience: (deadline / 2).max(AT_LEAST) }
     }

@@ -27,8 +27,9 @@ use crate::library::error::NcclError;
 use crate::member::membership::{self, Inner};
 use crate::member::state::Gate;
 
-/// Number of inspections within the shortest deadline of all communicators. This number determines
-/// the interval between two inspections, within the limits [`BETWEEN_LOOKS`].
+/// Number of inspections within the shortest call deadline or work deadline of all communicators.
+/// The interval between two inspections is this deadline divided by this number, limited to the
+/// range [`BETWEEN_LOOKS`].
 const LOOKS: u32 = 8;
 /// Minimum and maximum interval between two inspections of the communicators by the watchdog.
 const BETWEEN_LOOKS: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(100)];

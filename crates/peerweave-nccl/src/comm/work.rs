@@ -15,8 +15,8 @@ use peerweave_driver::{CudaCode, CudaStream, is_capturing, relaxed};
 
 use crate::member::membership::{Inner, set_current};
 
-/// Divisor of the work deadline. The quotient is the time after which the watchdog first checks
-/// whether enqueued work is complete.
+/// Divisor of the work deadline. Only after the quotient of this division has passed does the
+/// watchdog record events to find out whether enqueued work is complete.
 const PART: u32 = 8;
 
 /// Flag `CU_EVENT_DISABLE_TIMING` of the driver. Events without timing have the lowest cost.
@@ -28,8 +28,8 @@ const DISABLE_TIMING: u32 = 2;
 pub(crate) struct Work {
     /// Number of the last call that is known to be complete.
     done: u64,
-    /// Time at which the watchdog began to wait for the calls after call `done`. `None` while the
-    /// watchdog waits for no calls.
+    /// Time from which the watchdog measures how long the calls after call `done` take. `None` if
+    /// the watchdog measures no calls now.
     since: Option<Instant>,
     marks: Option<Marks>,
     /// Whether the watchdog has already reported that work of this communicator is late. The
@@ -51,8 +51,9 @@ struct Marks {
 }
 
 impl Work {
-    /// Returns whether the deadline of the enqueued work has passed. Returns `false` after a call
-    /// of [`report`](Self::report).
+    /// Returns whether enqueued work is still not complete at its deadline. The watchdog calls this
+    /// function at intervals. After a call of [`report`](Self::report), the result is always
+    /// `false`.
     pub(crate) fn is_late(&mut self, inner: &Arc<Inner>, now: Instant) -> bool {
         let limit = inner.work_deadline();
         let (last, _) = inner.last();
@@ -86,9 +87,9 @@ impl Work {
 }
 
 impl Marks {
-    /// Records an event in each stream, after all work that the communicator has enqueued.
-    /// `sequence` is the number of the last call. Streams that are being captured, and streams that
-    /// return an error, get no event.
+    /// Records an event in each stream that the communicator uses, after all work that is now
+    /// enqueued there. `sequence` is the number of the last call on the communicator. A stream gets
+    /// no event if it is being captured, or if the driver returns an error for it.
     fn record(inner: &Inner, sequence: u64) -> Self {
         if set_current(&inner.context).is_err() {
             return Self { sequence, pending: Vec::new(), is_complete: false };

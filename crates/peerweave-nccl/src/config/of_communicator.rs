@@ -95,8 +95,8 @@ macro_rules! options {
             }
         }
 
-        /// Returns one configuration for each option. In this configuration, only this option is
-        /// set. Also returns the name of the option's field in `ncclConfig_t`. For tests.
+        /// Returns, for each option, the name of its field in `ncclConfig_t`, and a configuration
+        /// in which only this option is set. For tests.
         #[cfg(test)]
         fn one_by_one() -> Vec<(&'static str, Config)> {
             fn some<C: Choice + Sample>() -> C { C::SAMPLE }
@@ -322,8 +322,9 @@ impl RawConfig {
     }
 }
 
-/// The call and the NCCL library for which a configuration struct is created. `version` determines
-/// the layout of the struct. Errors name the call, the version and the path.
+/// The call for which a configuration struct is created, and the version and the path of the loaded
+/// NCCL library. The version determines the layout of the struct. Errors name the call, the version
+/// and the path.
 pub(crate) struct Found<'a> {
     pub(crate) call: &'static str,
     pub(crate) version: Version,

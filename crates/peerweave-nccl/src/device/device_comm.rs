@@ -149,9 +149,9 @@ impl DeviceCommunicator {
         self.buffers.get(index).copied()
     }
 
-    /// Returns the offset, in bytes, of the buffer that has this index in the requirements. The
-    /// offset is relative to the start of the device communicator's window. Returns `None` if there
-    /// is no such buffer.
+    /// Returns the offset, in bytes, of a buffer in the device communicator's window. `index` is
+    /// the buffer's index among the buffers of the [`DeviceCommRequirements`]. Returns `None` if
+    /// there is no such buffer.
     pub fn buffer_offset_bytes(&self, index: usize) -> Option<usize> {
         // A handle is an offset in units of 128 bytes, as in NCCL's headers.
         self.buffers.get(index).map(|handle| *handle as usize * 128)
@@ -237,8 +237,8 @@ impl Communicator {
         self.team("ncclTeamRail", |api, comm| unsafe { api.ncclTeamRail(comm) })
     }
 
-    /// Returns the fabric team that `which` selects, or `None` if there is no fabric. Requires NCCL
-    /// 2.31.
+    /// Returns the team of NCCL's Compute Fabric Transport (CFT) that `which` selects. Returns
+    /// `None` if there is no such fabric. Requires NCCL 2.31.
     ///
     /// # Errors
     /// As for [`lsa_team`](Self::lsa_team).

@@ -43,8 +43,8 @@ impl Lent {
     }
 
     /// Returns the parities of the current phases of both barriers. A function that is not inlined
-    /// works on a copy of the context, and the parities of this copy change. Such a function
-    /// returns the new parities to its caller, and the caller passes them to [`Self::set_parity`].
+    /// works on a copy of the context, and changes only the parities in this copy. So the function
+    /// returns them, and its caller passes them to [`Self::set_parity`] of its own context.
     #[inline(always)]
     pub(crate) fn parity(&self) -> u32 {
         self.parity

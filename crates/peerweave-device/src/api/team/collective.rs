@@ -35,9 +35,10 @@ struct Given {
     parity: u32,
 }
 
-/// Puts `bytes` bytes to every member of the team, including this PE. Copies them from offset
-/// `from + r * stride` of this PE's heap to offset `to` of the heap of rank `r`. When the function
-/// returns, puts over the network may be outstanding.
+/// Puts a range of this PE's heap to every member of the team, including this PE. The range for
+/// rank `r` has `bytes` bytes and starts at the offset `from + r * stride`. In the heap of rank
+/// `r`, the bytes are stored at the offset `to`. When the function returns, puts over the network
+/// may be outstanding.
 ///
 /// This PE puts to itself first, then to the higher ranks, and last to the lower ranks. So the
 /// members do not all put to the same member at the same time.

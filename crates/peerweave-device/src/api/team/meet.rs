@@ -40,8 +40,8 @@ use peerweave_types::{FailureKind, KernelContext, KernelOp, KernelTeam, SignalOp
 /// long as the messages of a barrier.
 #[derive(Clone, Copy)]
 pub(crate) struct Meeting {
-    /// The team and the scope to which the addresses belong, encoded by [`key`]. `u32::MAX` if no
-    /// addresses are cached.
+    /// Team and scope for which the addresses in this struct were looked up, encoded by [`key`].
+    /// `u32::MAX` if the struct contains no addresses.
     key: u32,
     /// Rank of the only member with which this thread synchronises. [`Self::SEVERAL`] if the team
     /// has no other member, if a thread may have to synchronise with several members, or if a
@@ -278,8 +278,9 @@ unsafe fn exchange_apart<S: Scope>(
     context.exchange_one::<S, true>(of, Meeting { key: key::<S>(of.0), rank, epoch, theirs, mine })
 }
 
-/// Synchronises this thread with any number of members, which need not be mapped.
-/// [`Context::exchange_one`] does the same with at most one mapped member.
+/// Announces this PE's arrival to this thread's share of the members, and waits until these members
+/// have arrived. Handles any number of members, mapped or not. [`Context::exchange_one`] handles at
+/// most one member, which must be mapped.
 ///
 /// # Safety
 /// `raw`, `pes` and `bases` are from one context of this thread. [`arrange`] has succeeded for this
@@ -358,9 +359,9 @@ fn post(context: &Context, members: &Team, rank: u32, line: u64, epoch: u64) {
     }
 }
 
-/// Ends a synchronisation that had the result `outcome` on this thread. If any thread of the scope
-/// has an error, restores the old epoch `before` at the address `epoch`, and returns an error on
-/// all threads.
+/// Ends a synchronisation that had the result `outcome` on this thread. If the synchronisation
+/// failed on any thread of the scope, returns an error on all threads. In this case, also restores
+/// the old epoch: stores `before` at the address `epoch`.
 #[inline(always)]
 fn agree<S: Scope>(outcome: Result<(), Failed>, epoch: u64, before: u64) -> Result<(), Failed> {
     if !S::any(outcome.is_err()) {
@@ -401,8 +402,9 @@ unsafe fn missing<Here>(
     Failed::new(kind)
 }
 
-/// The signal lines by which this PE announces its arrival to `len` other members. Each of these
-/// members has one such line in its heap. `post(i, epoch)` writes `epoch` to line `i`.
+/// The signal lines of this PE in the heaps of `len` other members, one line for each of these
+/// members. This PE announces its arrival by writes to these lines. `post(i, epoch)` writes `epoch`
+/// to the line in the heap of the member with the index `i`.
 struct Lines<F> {
     len: usize,
     post: F,

@@ -143,8 +143,8 @@ pub fn vote_ballot(mask: u32, value: bool) -> u32 {
 /// Returns the address and the size in bytes of the block's dynamic shared memory. The launch
 /// specifies the size.
 ///
-/// [`crate::kernel_preamble`] declares the symbol `peerweave_dynamic_shared`. `#[kernel]` calls
-/// that macro in the kernel's crate.
+/// The PTX of this function refers to the symbol `peerweave_dynamic_shared`. The macro
+/// [`crate::kernel_preamble`], which `#[kernel]` calls in the kernel's crate, declares this symbol.
 #[inline(always)]
 pub fn dynamic_shared() -> (*mut u8, usize) {
     let address: u64;

@@ -11,7 +11,8 @@ pub const AVAILABLE: bool = cfg!(target_feature = "sm_90");
 pub use crate::arch::ops::multimem::{Bf16x8, F16x8, F32x4, Multimem, MultimemBits, MultimemOrd};
 
 /// Implements a method that loads one value from a multicast address, by one instruction.
-/// Architectures before sm_90 have no such instruction. On these architectures the method traps.
+/// Architectures before sm_90 lack this instruction. In PTX for these architectures, the method
+/// traps.
 macro_rules! load_scalar {
     ($name:ident, $text:literal, $class:ident) => {
         /// # Safety

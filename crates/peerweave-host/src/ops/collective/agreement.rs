@@ -188,8 +188,9 @@ impl Run<'_> {
     }
 }
 
-/// Suffixes in a mismatch error, for the call of this PE and for the call of the other PE. They are
-/// used if both calls have the same parameters, but earlier small broadcasts differed.
+/// Text after the description of this PE's call in a mismatch error, if the calls of two PEs have
+/// the same parameters, but earlier small broadcasts differed. [`AFTER_OTHER_BROADCASTS`] is the
+/// text for the call of the other PE.
 const AFTER_BROADCASTS: &str = " after earlier broadcasts of at most 64 bytes";
 const AFTER_OTHER_BROADCASTS: &str = " after broadcasts of at most 64 bytes that differ from those of this PE";
 

@@ -91,8 +91,8 @@ impl Run<'_> {
         }
     }
 
-    /// Returns all ranks except this rank. The first item is the next rank after this rank, so each
-    /// rank starts at a different rank.
+    /// Returns all ranks except this rank, in ascending order. The order starts after this rank,
+    /// and continues at rank 0 after the last rank. So each rank starts at a different rank.
     fn others_from_here(&self) -> impl Iterator<Item = usize> + use<> {
         let (me, n) = (self.me, self.n);
         (1..n).map(move |distance| (me + distance) % n)

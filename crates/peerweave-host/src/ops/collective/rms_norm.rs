@@ -18,8 +18,9 @@ pub(super) struct Norm {
 }
 
 impl Norm {
-    /// Splits an all-reduce with RMSNorm into its two halves. Returns an all-reduce, and the norm
-    /// that each rank computes after this all-reduce.
+    /// Splits `op`, an all-reduce with RMSNorm, into an all-reduce and the norm that each rank
+    /// computes after it. If the result is quantized, the all-reduce writes to memory of the
+    /// returned norm.
     pub(super) fn after(op: &Collective) -> (Collective, Self) {
         let norm = of(op);
         let mut reduction = op.clone();

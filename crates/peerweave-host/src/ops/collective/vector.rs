@@ -41,8 +41,9 @@ enum Slots {
 const SLOTS: u64 = 3;
 const SLOTS_BITS: u32 = 2;
 
-/// Number of bytes in an entry that can hold parts: all bytes of the payload except the last word.
-/// The last word contains the [`Slots`] value and the checksum of the rank's counts ([`balance`]).
+/// Number of bytes in an entry's payload that are available for slots. This is the whole payload
+/// except the last word, which contains the [`Slots`] value and the [`balance`] of the rank's
+/// counts.
 const LINE_BYTES: usize = PAYLOAD_BYTES - size_of::<u64>();
 
 impl Slots {
