@@ -343,7 +343,7 @@ fn full_server_refuses_data_and_stays_usable() {
 }
 
 #[test]
-fn repeated_join_wrong_token_and_wrong_pe_count_are_refused() {
+fn join_is_refused_if_repeated_or_if_token_or_pe_count_is_wrong() {
     let party = Party::new(2);
     party.run(0..2, |rendezvous| {
         if rendezvous.pe() == Pe::new(0) {

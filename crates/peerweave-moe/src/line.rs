@@ -35,8 +35,8 @@ impl Batch {
         self.first + index as u64 * self.step
     }
 
-    /// Calls the closure once for each line of the batch. The argument is the index of the line in
-    /// the batch.
+    /// Calls the closure once for each 16-byte line of the batch. The argument is the index of the
+    /// line in the batch.
     #[inline(always)]
     pub(crate) fn each(self, mut with: impl FnMut(usize)) {
         let mut if_exists = |index| {

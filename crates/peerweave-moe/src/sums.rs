@@ -182,7 +182,7 @@ mod host {
     use super::{Class, Vector};
     use crate::piece::vectorised;
 
-    /// Number of elements of type `B` in a line.
+    /// Number of elements of type `B` in a line of 16 bytes.
     const fn per_line<B>() -> usize {
         const { assert!(align_of::<B>() <= align_of::<Vector>() && size_of::<Vector>().is_multiple_of(size_of::<B>())) };
         size_of::<Vector>() / size_of::<B>()

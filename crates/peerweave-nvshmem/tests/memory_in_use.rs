@@ -215,7 +215,7 @@ enum Freed {
 }
 
 #[test]
-fn free_waits_for_nbi_puts_that_a_quiet_or_barrier_completes() {
+fn free_waits_for_a_queued_quiet_or_barrier_that_completes_puts() {
     for (by_barrier, which) in [(false, Freed::Source), (true, Freed::Source), (false, Freed::Target), (true, Freed::Word)] {
         fakes().run_many(1, move |child| {
             let here = start(&child);

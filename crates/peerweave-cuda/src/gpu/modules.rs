@@ -35,8 +35,8 @@ struct Crate {
     /// For each part of the PTX, the module that was loaded from the part; `None` before the part
     /// is loaded.
     modules: Vec<Mutex<Option<Loaded>>>,
-    /// The wrapper functions by which the crate calls NVSHMEM. `None` if the crate is not linked
-    /// with NVSHMEM.
+    /// The wrapper functions by which the kernels of the module's crate call NVSHMEM. `None` if
+    /// this crate is not linked with NVSHMEM.
     wrappers: Option<Vec<&'static Function>>,
 }
 

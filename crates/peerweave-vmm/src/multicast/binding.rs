@@ -24,8 +24,9 @@ use crate::raw;
 /// the memory.
 #[must_use = "dropping the binding unbinds the memory"]
 pub struct Binding {
-    /// The occupied range of the object, and the owner of the memory. A background thread unbinds
-    /// the memory, and then drops the range and the owner. Until then, the range stays occupied.
+    /// The occupied range of the object, and the owner of the memory. When the binding is dropped,
+    /// a background thread unbinds the memory, and then drops both. Until then, the range stays
+    /// occupied.
     parts: Option<(Place, Keep)>,
     device: usize,
     range: Range<usize>,

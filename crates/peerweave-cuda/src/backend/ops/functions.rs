@@ -2,9 +2,9 @@
 //! all ranks in pinned memory. A thread of the driver calls the function in stream order. Then the
 //! stream copies the result to the result buffer.
 //!
-//! Invariant **\[G4\]**: only work that a call has enqueued accesses the call's pinned memory on
-//! the device. The stream runs this work either before the function begins or after the function
-//! has ended.
+//! Invariant **\[G4\]**: on the device, only work that a call has enqueued accesses the pinned
+//! memory of the call. The stream runs this work either before the function begins or after the
+//! function has ended.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, OnceLock};
