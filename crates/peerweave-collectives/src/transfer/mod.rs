@@ -6,10 +6,10 @@
 //! launches. Each pair of ranks has a *channel* for each direction. A channel has its own memory
 //! and its own count of messages.
 //!
-//! | kernel | movement of data | possible for |
-//! |---|---|---|
-//! | [`Form::Lines`] | lines whose content shows that they have arrived, as in [`crate::exchange`] | messages that fit into a channel |
-//! | [`Form::Ring`] | chunks through a ring of slots for each block, with flags; or direct stores into the result | messages of any length |
+//! - [`Form::Lines`] is for messages that fit into a channel. It sends lines whose content shows
+//!   that they have arrived, as in [`crate::exchange`].
+//! - [`Form::Ring`] is for messages of any length. It sends chunks through a ring of slots for each
+//!   block, with flags, or stores directly into the result.
 //!
 //! The sender and the receiver of a message must choose the same form.
 

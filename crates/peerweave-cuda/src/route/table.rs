@@ -126,16 +126,22 @@ impl RouteTable {
     /// fits the staging memory. If there is no such row, returns the last row, if it fits the
     /// staging memory. If `algorithm` is not `None`, considers only rows with this algorithm.
     pub(super) fn own_row(&self, bytes: u64, limits: &Limits, algorithm: Option<Algorithm>) -> Option<&OwnRow> {
-        let is_in = |row: &OwnRow| (row.ranks.0..=row.ranks.1).contains(&limits.ranks);
         let fits = |row: &OwnRow| holds(row.algorithm, lines_of(bytes), limits);
-        let rows = || self.own.iter().filter(|row| is_in(row) && algorithm.is_none_or(|one| row.algorithm == one));
+        let rows = || self.rows_for(limits.ranks, algorithm);
         rows().find(|row| bytes <= row.up_to && fits(row)).or_else(|| rows().next_back().filter(|row| fits(row)))
     }
 
     /// Returns whether the table has a row for Peerweave's kernels with the algorithm `algorithm`
     /// that applies to `ranks` ranks.
     pub(super) fn has_row(&self, algorithm: Algorithm, ranks: u32) -> bool {
-        self.own.iter().any(|row| row.algorithm == algorithm && (row.ranks.0..=row.ranks.1).contains(&ranks))
+        self.rows_for(ranks, Some(algorithm)).next().is_some()
+    }
+
+    /// Returns the rows for Peerweave's kernels that are for `ranks` ranks. If `algorithm` is not
+    /// `None`, returns only rows with this algorithm.
+    fn rows_for(&self, ranks: u32, algorithm: Option<Algorithm>) -> impl DoubleEndedIterator<Item = &OwnRow> {
+        let is_for = move |row: &&OwnRow| (row.ranks.0..=row.ranks.1).contains(&ranks);
+        self.own.iter().filter(is_for).filter(move |row| algorithm.is_none_or(|one| row.algorithm == one))
     }
 
     /// Returns the route that a row gives for a reduction of `bytes` bytes. A short reduction gets
