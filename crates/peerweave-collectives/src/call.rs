@@ -227,8 +227,21 @@ impl Call {
     /// Returns the PE number of rank `rank`.
     #[inline(always)]
     pub(crate) fn pe_of(&self, rank: u32) -> u32 {
-        let distance = if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank };
-        self.pe_after(distance)
+        self.pe_after(self.distance(rank))
+    }
+
+    /// Returns the PE number of rank `rank`, whose data has not arrived by the deadline. `rank` is
+    /// this rank if all data has arrived since the last poll. The result is then the PE of the next
+    /// rank, because the caller does not wait for its own data.
+    #[inline(always)]
+    pub(crate) fn late_pe(&self, rank: u32) -> u32 {
+        self.pe_after(self.distance(rank).max(1))
+    }
+
+    /// Returns how many places the rank `rank` is after this rank.
+    #[inline(always)]
+    fn distance(&self, rank: u32) -> u32 {
+        if rank >= self.rank { rank - self.rank } else { rank + self.ranks - self.rank }
     }
 
     /// Returns rank `(rank + k) % ranks`, the rank `k` places after this rank. `k` must be less
@@ -237,5 +250,49 @@ impl Call {
     pub(crate) fn rank_after(&self, k: u32) -> u32 {
         let rank = self.rank + k;
         if rank >= self.ranks { rank - self.ranks } else { rank }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Returns a call of rank `rank` of four ranks, which have the PE numbers 10 to 13.
+    fn call(rank: u32) -> Call {
+        let pes = core::array::from_fn(|k| 10 + (rank + k as u32) % 4);
+        Call {
+            areas: [0; MAX_RANKS],
+            pes,
+            send: 0,
+            recv: 0,
+            count: 0,
+            sentinel: [0; 2],
+            counter: 0,
+            bank_bytes: 0,
+            stride: 0,
+            scalar: 0,
+            ranks: 4,
+            rank,
+            op: 0,
+            max_blocks: 1,
+            results: EVERY,
+            is_symmetric: 0,
+            is_combined: 0,
+            is_exclusive: 0,
+        }
+    }
+
+    #[test]
+    fn late_pe_is_the_pe_of_the_rank_without_data() {
+        for (rank, late) in [(0, 3), (1, 0), (2, 1), (3, 2)] {
+            assert_eq!(call(rank).late_pe(late), 10 + late);
+        }
+    }
+
+    #[test]
+    fn late_pe_is_never_the_calling_pe() {
+        for rank in 0..4 {
+            assert_eq!(call(rank).late_pe(rank), 10 + (rank + 1) % 4);
+        }
     }
 }

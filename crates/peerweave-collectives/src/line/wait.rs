@@ -117,7 +117,9 @@ fn await_group<const W: usize>(
         all.then_some(found)
     };
     let Row { lines, first, stride, ranks } = row;
-    ctx.poll(operation, look, || call.pe_of(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])))
+    ctx.poll(operation, look, || {
+        call.late_pe(missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1]))
+    })
 }
 
 /// Waits until all lines of two rows have arrived, and returns the lines of both rows. A row has
@@ -156,7 +158,7 @@ pub(crate) fn await_two_rows<const W: usize>(
         missing(lines, first, stride, ranks, call.rank, call.sentinel[0], call.sentinel[1])
     };
     let first_missing = || Some(missing(row)).filter(|rank| *rank != call.rank).unwrap_or_else(|| missing(next));
-    ctx.poll(operation, look, || call.pe_of(first_missing()))
+    ctx.poll(operation, look, || call.late_pe(first_missing()))
 }
 
 /// Returns the lowest rank other than `me` whose line has not arrived. `me` is this rank, which

@@ -156,7 +156,9 @@ fn run<const W: usize, const MORE: bool, const WHOLE: bool>(
         };
         let missing = || {
             let is_missing = |k: &u32| is_expected(*k) && !has_arrived(from(*k).look(line), call.sentinel);
-            call.pe_after((base..base + W as u32).find(is_missing).unwrap_or(0))
+            // If all lines have arrived since the last poll, the report names the first sender.
+            let ranks = || base..base + W as u32;
+            call.pe_after(ranks().find(is_missing).or_else(|| ranks().find(|k| is_expected(*k))).unwrap_or(0))
         };
         let found = ctx.poll(operation, look, missing)?;
         for index in 0..W {
