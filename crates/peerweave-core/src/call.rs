@@ -60,8 +60,21 @@ pub(crate) fn submit<R>(
     prepared: Prepared<'_>,
     decode: fn(Outcome) -> R,
 ) -> Result<Ticket<R>> {
+    submit_checked(call, team, stream, &prepared, decode)
+}
+
+/// Like [`submit`]. Not inlined, so that this code is compiled once for each type of result instead
+/// of once for each call in a program.
+#[inline(never)]
+fn submit_checked<R>(
+    call: &'static str,
+    team: &Team,
+    stream: &Stream,
+    prepared: &Prepared<'_>,
+    decode: fn(Outcome) -> R,
+) -> Result<Ticket<R>> {
     check::stream(call, team, stream)?;
-    submit_on(stream, &prepared, decode)
+    submit_on(stream, prepared, decode)
 }
 
 /// Enqueues an operation on a stream, and returns the ticket of the operation. The stream and the
