@@ -21,8 +21,9 @@ use std::time::Duration;
 const SLOTS: u32 = 64;
 
 /// Time by which the deadline of a run is later than the deadline of the waits in its kernels. In
-/// this time, threads whose waits have failed report the failure and return.
-const GRACE: Duration = Duration::from_millis(500);
+/// this time, threads whose waits have failed report the failure and return. On a busy machine,
+/// these threads may need seconds.
+const GRACE: Duration = Duration::from_secs(5);
 
 /// The error that a launch on the PEs of a [`Job`] returns.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -119,7 +120,7 @@ impl Job {
     }
 
     /// Sets the options with which launches run. A wait in a kernel fails if it takes longer than
-    /// the deadline of the options. A whole launch may take half a second longer than this
+    /// the deadline of the options. A whole launch may take five seconds longer than this
     /// deadline, so that its threads can detect the failure of a wait and return. By default, the
     /// deadline is 10 s and the seed is 0.
     #[must_use]
