@@ -127,11 +127,11 @@ pub(crate) struct Abort {
 /// handles.
 struct SharedContext(CUcontext);
 
-// SAFETY: the shared pointer never changes and is only compared, so nothing has to be synchronised. A
-// failure would be caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer never changes and is only compared, so nothing has to be synchronised.
+// A failure would be caught by the test `threads_share_a_communicator`.
 unsafe impl Send for SharedContext {}
-// SAFETY: the shared pointer never changes and is only compared, so nothing has to be synchronised. A
-// failure would be caught by the test `threads_share_a_communicator`.
+// SAFETY: the shared pointer never changes and is only compared, so nothing has to be synchronised.
+// A failure would be caught by the test `threads_share_a_communicator`.
 unsafe impl Sync for SharedContext {}
 
 /// The rendezvous with which a communicator was created.
