@@ -8,21 +8,20 @@
 
 pub mod bench;
 pub mod cli;
-pub mod console;
-mod cuda;
 pub mod info;
 pub mod launch;
+pub mod logging;
 pub mod machine;
 pub mod p2p;
-pub mod pe;
 pub mod run;
 pub mod tune;
-pub mod workload;
 
 use std::process::ExitCode;
 
+use peerweave_bench::console::{exit, output};
+use peerweave_bench::pe;
+
 use crate::cli::{Cli, Command};
-use crate::console::{exit, logging, output};
 
 /// Runs the command and returns its exit code.
 pub fn main() -> ExitCode {

@@ -8,12 +8,12 @@ use std::time::{Duration, Instant};
 use clap::{Parser, ValueEnum};
 use peerweave::noop::Noop;
 use peerweave::{Symmetric, World};
-use peerweave_cli::pe::measure::measure;
-use peerweave_cli::pe::operands::{Buffers, Moving, Reducing, Typed};
-use peerweave_cli::workload::args::BenchArgs;
-use peerweave_cli::workload::config::Config;
-use peerweave_cli::workload::geometry::Placement;
-use peerweave_cli::workload::op::BenchOp;
+use peerweave_bench::pe::measure::measure;
+use peerweave_bench::pe::operands::{Buffers, Moving, Reducing, Typed};
+use peerweave_bench::workload::args::BenchArgs;
+use peerweave_bench::workload::config::Config;
+use peerweave_bench::workload::geometry::Placement;
+use peerweave_bench::workload::op::BenchOp;
 use serde_json::Value;
 
 fn bench(arguments: &[&str]) -> Output {

@@ -14,8 +14,8 @@ use super::report::median;
 use crate::launch::rendezvous::JobRendezvous;
 use crate::launch::{Observer, Output, Source, Target};
 use crate::machine::Machine;
-use crate::workload::config::{Case, Config};
-use crate::workload::record::{Compared, Contenders, Note, Ready, Record};
+use peerweave_bench::workload::config::{Case, Config};
+use peerweave_bench::workload::record::{Compared, Contenders, Note, Ready, Record};
 use peerweave_types::ReduceOp;
 
 /// Version of the JSON document.
@@ -403,8 +403,8 @@ impl Observer for Reporter {
 mod tests {
     use super::*;
     use crate::bench::report::testing::{config, ready};
-    use crate::workload::args::Contender;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::args::Contender;
+    use peerweave_bench::workload::op::BenchOp;
 
     fn comparison() -> Comparison {
         let mut config = config(BenchOp::AllReduce, 2, &[1024, 1 << 20]);

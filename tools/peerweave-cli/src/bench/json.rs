@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::report::{Cell, Collector, Row};
 use crate::machine::Machine;
-use crate::workload::args::BenchArgs;
-use crate::workload::config::Config;
+use peerweave_bench::workload::args::BenchArgs;
+use peerweave_bench::workload::config::Config;
 
 /// The version of nccl-tests' file format that the document follows.
 const FILE_VERSION: u32 = 3;
@@ -146,8 +146,8 @@ fn truth(value: bool) -> &'static str {
 mod tests {
     use super::*;
     use crate::bench::report::testing::*;
-    use crate::workload::geometry::Placement;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::geometry::Placement;
+    use peerweave_bench::workload::op::BenchOp;
     use clap::Parser;
 
     #[derive(Parser)]

@@ -2,7 +2,7 @@
 //!
 //! The command starts its PEs through [`crate::launch`], as `peerweave run` does, and reads their
 //! measurements from their standard output. Command and PEs compute the same plan of measurements,
-//! by [`crate::workload`].
+//! by [`peerweave_bench::workload`].
 //!
 //! ```text
 //!   report.rs    combines the records of all PEs
@@ -25,15 +25,15 @@ use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::console::exit;
-use crate::console::output::{check_writable, print_line, tell, write_file};
-use crate::cuda;
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{check_writable, print_line, tell, write_file};
+use peerweave_bench::cuda;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin, Target};
 use crate::machine::Machine;
-use crate::workload::args::{BackendName, BenchArgs, Contender};
-use crate::workload::config::Config;
-use crate::workload::record::{Record, monotonic_ns};
+use peerweave_bench::workload::args::{BackendName, BenchArgs, Contender};
+use peerweave_bench::workload::config::Config;
+use peerweave_bench::workload::record::{Record, monotonic_ns};
 
 use compare::Comparison;
 use json::Circumstances;

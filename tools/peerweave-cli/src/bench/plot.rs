@@ -5,8 +5,8 @@ use plotters::coord::Shift;
 use plotters::prelude::*;
 
 use super::report::{Cell, Row};
-use crate::console::parse::format_size;
-use crate::workload::config::Config;
+use peerweave_bench::console::parse::format_size;
+use peerweave_bench::workload::config::Config;
 
 const SIZE: (u32, u32) = (900, 1000);
 
@@ -244,8 +244,8 @@ mod tests {
     use super::*;
     use crate::bench::report::Collector;
     use crate::bench::report::testing::*;
-    use crate::workload::geometry::Placement;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::geometry::Placement;
+    use peerweave_bench::workload::op::BenchOp;
 
     fn rows(sizes: &[usize]) -> (Vec<Row>, Config) {
         let config = config(BenchOp::AllReduce, 2, sizes);

@@ -4,9 +4,9 @@
 //! Invariant: a line of the table is complete when every PE has reported every placement
 //! (in place and out of place).
 
-use crate::workload::config::{Case, Config};
-use crate::workload::geometry::Placement;
-use crate::workload::record::{Measured, Note, Ready, Record};
+use peerweave_bench::workload::config::{Case, Config};
+use peerweave_bench::workload::geometry::Placement;
+use peerweave_bench::workload::record::{Measured, Note, Ready, Record};
 
 /// Result of one form of the operation (in place or out of place) in one line of the table.
 #[derive(Clone, Debug, PartialEq)]
@@ -189,7 +189,7 @@ pub fn median(values: &[f64]) -> Option<f64> {
 #[cfg(test)]
 pub(crate) mod testing {
     use super::*;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::op::BenchOp;
     use peerweave_types::{DType, ReduceOp};
 
     pub(crate) fn config(op: BenchOp, n_pes: usize, sizes: &[usize]) -> Config {
@@ -226,7 +226,7 @@ pub(crate) mod testing {
 mod tests {
     use super::testing::*;
     use super::*;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::op::BenchOp;
 
     #[test]
     fn median_time_uses_the_slowest_pe_of_each_batch() {

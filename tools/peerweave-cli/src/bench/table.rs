@@ -6,9 +6,9 @@
 use peerweave_types::ReduceOp;
 
 use super::report::{Cell, Collector, Row};
-use crate::workload::args::BenchArgs;
-use crate::workload::config::Config;
-use crate::workload::record::Ready;
+use peerweave_bench::workload::args::BenchArgs;
+use peerweave_bench::workload::config::Config;
+use peerweave_bench::workload::record::Ready;
 
 /// Returns the lines of the header.
 pub fn header(config: &Config, args: &BenchArgs, ready: &[Ready], host: &str) -> Vec<String> {
@@ -147,8 +147,8 @@ mod tests {
     use super::*;
     use crate::bench::report::News;
     use crate::bench::report::testing::*;
-    use crate::workload::geometry::Placement;
-    use crate::workload::op::BenchOp;
+    use peerweave_bench::workload::geometry::Placement;
+    use peerweave_bench::workload::op::BenchOp;
 
     fn row(op: BenchOp, bytes: usize, out_of_place: f64, in_place: f64) -> Row {
         let mut collector = Collector::new(config(op, 1, &[bytes]));
@@ -192,7 +192,7 @@ mod tests {
         }
         let args = Wrapper::parse_from(["bench", "all-reduce", "-n", "2"]).bench;
         let ready = [ready(0), ready(1)].map(|record| match record {
-            crate::workload::record::Record::Ready(ready) => ready,
+            peerweave_bench::workload::record::Record::Ready(ready) => ready,
             other => panic!("{other:?}"),
         });
         let lines = header(&config(BenchOp::AllReduce, 2, &[8]), &args, &ready, "machine");

@@ -7,11 +7,11 @@ use std::time::Duration;
 use peerweave_types::{DType, ReduceOp};
 use serde_json::json;
 
-use crate::console::exit;
+use peerweave_bench::console::exit;
 use crate::launch::{self, Ending, Launch, Observer, OnFailure, Output, Source, Stdin};
-use crate::workload::config::Config;
-use crate::workload::op::BenchOp;
-use crate::workload::record::{Compared, Contenders, Record};
+use peerweave_bench::workload::config::Config;
+use peerweave_bench::workload::op::BenchOp;
+use peerweave_bench::workload::record::{Compared, Contenders, Record};
 
 const SCRIPT: &str = include_str!("torch.py");
 const NAME: &str = "torch";

@@ -12,7 +12,7 @@ use peerweave_vmm::peer::{DeviceInfo, PairInfo};
 
 use super::libraries::{Function, Library, Multicast};
 use super::peers::{Gpu, Pair, Peers};
-use crate::cuda::NO_DRIVER;
+use peerweave_bench::cuda::NO_DRIVER;
 
 /// Searches for NVIDIA's libraries. Returns the properties of each library, or the reason why the
 /// library is not usable.

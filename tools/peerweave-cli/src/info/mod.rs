@@ -15,8 +15,8 @@ mod trial;
 use clap::Args;
 use serde::Serialize;
 
-use crate::console::exit;
-use crate::console::output::{print_line, tell};
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{print_line, tell};
 use crate::machine::{Machine, NumaNode};
 use environment::{Backend, Launcher, Variable};
 use libraries::{Library, Multicast};

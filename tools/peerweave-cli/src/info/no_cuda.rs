@@ -5,7 +5,7 @@ use std::path::Path;
 
 use super::libraries::{Library, Multicast};
 use super::peers::Peers;
-use crate::cuda::NOT_BUILT_IN;
+use peerweave_bench::cuda::NOT_BUILT_IN;
 
 /// Returns NVIDIA's libraries, all with the state `not looked for`.
 pub(super) fn libraries() -> Vec<Library> {

@@ -8,9 +8,9 @@ use serde::Serialize;
 
 use crate::launch::rendezvous::{JobRendezvous, Place};
 use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin};
-use crate::workload::config::Config;
-use crate::workload::op::BenchOp;
-use crate::workload::record::{Ready, Record, monotonic_ns};
+use peerweave_bench::workload::config::Config;
+use peerweave_bench::workload::op::BenchOp;
+use peerweave_bench::workload::record::{Ready, Record, monotonic_ns};
 
 /// Outcome of the trial with two PEs.
 #[derive(Clone, Debug, PartialEq, Serialize)]

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::console::exit;
+use peerweave_bench::console::exit;
 
 /// Exit status of a process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

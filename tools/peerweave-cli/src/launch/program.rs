@@ -8,7 +8,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-use crate::console::exit;
+use peerweave_bench::console::exit;
 
 /// The error if the program cannot be started.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]

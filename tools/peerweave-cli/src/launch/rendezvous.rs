@@ -12,7 +12,7 @@ use std::net::{Ipv4Addr, Ipv6Addr};
 use peerweave_bootstrap::env::names;
 use peerweave_bootstrap::{BootstrapError, Endpoint, Loss, Pe, Server, ServerOptions, Token, warn_of_public_token};
 
-use crate::console::exit;
+use peerweave_bench::console::exit;
 
 /// States whether the job runs on one machine or on several machines.
 #[derive(Clone, Debug, PartialEq, Eq)]

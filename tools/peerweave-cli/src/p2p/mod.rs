@@ -13,9 +13,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::console::exit;
-use crate::console::output::{check_writable, print_line, tell, write_file};
-use crate::console::parse::{format_size, parse_duration, parse_picture, parse_size};
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{check_writable, print_line, tell, write_file};
+use peerweave_bench::console::parse::{format_size, parse_duration, parse_picture, parse_size};
 
 #[cfg(feature = "cuda")]
 mod kernels;
@@ -91,7 +91,7 @@ fn measure(args: &P2pArgs) -> Result<Report, String> {
 
 #[cfg(not(feature = "cuda"))]
 fn measure(_: &P2pArgs) -> Result<Report, String> {
-    Err(crate::cuda::NOT_BUILT_IN.to_owned())
+    Err(peerweave_bench::cuda::NOT_BUILT_IN.to_owned())
 }
 
 /// Returns a line that describes the measurement: sizes and repetitions of copies, and versions of

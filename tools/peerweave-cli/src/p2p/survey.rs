@@ -14,7 +14,7 @@ use peerweave_vmm::{PeerMatrix, VmmError};
 use super::P2pArgs;
 use super::probe::{Method, Moved, Probe};
 use super::report::{Everybody, Gpu, Report, Table};
-use crate::cuda::NO_DRIVER;
+use peerweave_bench::cuda::NO_DRIVER;
 
 /// Measures every pair of GPUs of this machine, and returns the results.
 pub(super) fn run(args: &P2pArgs) -> Result<Report, String> {

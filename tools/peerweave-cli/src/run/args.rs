@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::console::parse::{parse_duration, parse_machines, parse_pes};
+use peerweave_bench::console::parse::{parse_duration, parse_machines, parse_pes};
 use crate::launch::OnFailure;
 
 /// The arguments of `peerweave run`.

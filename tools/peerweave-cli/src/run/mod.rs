@@ -9,9 +9,9 @@ mod tag;
 
 use peerweave_bootstrap::Endpoint;
 
-use crate::console::exit;
-use crate::console::output::tell;
-use crate::console::parse::default_pes;
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::tell;
+use peerweave_bench::console::parse::default_pes;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Stdin, program};
 

@@ -6,11 +6,11 @@ use peerweave::cuda::{Method, RouteTable, Timing};
 use super::TuneArgs;
 use crate::bench::compare::Comparison;
 use crate::bench::{self, now};
-use crate::console::exit;
-use crate::console::output::{check_writable, print_line, write_file};
-use crate::cuda;
-use crate::workload::args::BenchArgs;
-use crate::workload::op::BenchOp;
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{check_writable, print_line, write_file};
+use peerweave_bench::cuda;
+use peerweave_bench::workload::args::BenchArgs;
+use peerweave_bench::workload::op::BenchOp;
 
 /// Command-line parser that accepts only the options of `peerweave bench`, without a subcommand.
 /// [`words`] uses this parser to create the options of a comparison.

@@ -10,9 +10,9 @@ use std::time::Duration;
 
 use clap::Args;
 
-use crate::console::output::tell;
-use crate::console::parse::{parse_duration, parse_pes, parse_size};
-use crate::workload::op::BenchOp;
+use peerweave_bench::console::output::tell;
+use peerweave_bench::console::parse::{parse_duration, parse_pes, parse_size};
+use peerweave_bench::workload::op::BenchOp;
 
 #[cfg(feature = "cuda")]
 mod measure;
@@ -83,5 +83,5 @@ fn start(args: &TuneArgs) -> Result<u8, (u8, String)> {
 
 #[cfg(not(feature = "cuda"))]
 fn start(_: &TuneArgs) -> Result<u8, (u8, String)> {
-    Err((crate::console::exit::USAGE, crate::cuda::NOT_BUILT_IN.to_owned()))
+    Err((peerweave_bench::console::exit::USAGE, peerweave_bench::cuda::NOT_BUILT_IN.to_owned()))
 }

@@ -8,7 +8,7 @@ use crate::console::exit;
 
 /// Prints a line of the result. Exits the process if the line cannot be written. As in other
 /// commands, there is no message if the reader has closed the pipe.
-pub(crate) fn print_line(line: &str) {
+pub fn print_line(line: &str) {
     let Err(error) = writeln!(std::io::stdout().lock(), "{line}") else { return };
     if error.kind() == std::io::ErrorKind::BrokenPipe {
         std::process::exit(exit::of_signal(13).into());
@@ -19,7 +19,7 @@ pub(crate) fn print_line(line: &str) {
 
 /// Prints a message to standard error. Ignores write errors, because the exit code still reports
 /// the outcome.
-pub(crate) fn tell(line: &str) {
+pub fn tell(line: &str) {
     let _ = writeln!(std::io::stderr().lock(), "{line}");
 }
 
@@ -27,7 +27,7 @@ pub(crate) fn tell(line: &str) {
 ///
 /// # Errors
 /// Returns the exit code of the command and a message.
-pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
+pub fn check_writable(path: &Path) -> Result<(), (u8, String)> {
     let is_new = !path.exists();
     let opened = std::fs::OpenOptions::new().create(true).append(true).open(path);
     if is_new && opened.is_ok() {
@@ -40,7 +40,7 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), (u8, String)> {
 ///
 /// # Errors
 /// Returns the exit code of the command and a message.
-pub(crate) fn write_file(path: &Path, text: &str) -> Result<(), (u8, String)> {
+pub fn write_file(path: &Path, text: &str) -> Result<(), (u8, String)> {
     std::fs::write(path, text).map_err(|error| (exit::LAUNCHER, format!("cannot write {}: {error}", path.display())))
 }
 

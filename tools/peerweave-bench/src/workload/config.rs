@@ -94,7 +94,7 @@ impl Case {
 impl Config {
     /// Returns the configuration of one call on the host backend, with `n_pes` processes. There are
     /// no sizes and no element types, and results are not checked.
-    pub(crate) fn of_one_call(op: BenchOp, n_pes: usize) -> Self {
+    pub fn of_one_call(op: BenchOp, n_pes: usize) -> Self {
         Self {
             op,
             n_pes,

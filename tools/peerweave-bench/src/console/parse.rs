@@ -13,7 +13,7 @@ use peerweave_bootstrap::env::{NotBytes, parse_bytes};
 /// The text is not valid. The message quotes the text and describes the expected form.
 ///
 /// ```
-/// use peerweave_cli::console::parse::parse_size;
+/// use peerweave_bench::console::parse::parse_size;
 ///
 /// assert_eq!(parse_size("64M"), Ok(64 << 20));
 /// assert!(parse_size("64X").is_err());
@@ -47,7 +47,7 @@ pub fn format_size(bytes: usize) -> String {
 /// refused, because a limit of zero would stop the job at once.
 ///
 /// ```
-/// use peerweave_cli::console::parse::parse_duration;
+/// use peerweave_bench::console::parse::parse_duration;
 /// use std::time::Duration;
 ///
 /// assert_eq!(parse_duration("1.5"), Ok(Duration::from_millis(1500)));
@@ -77,7 +77,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
 const MAX_LOCAL_PES: usize = 4096;
 
 /// Parses a number of PEs.
-pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
+pub fn parse_pes(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=MAX_LOCAL_PES).contains(&n) => Ok(n),
         _ => Err(format!("{text:?} is not a valid number of PEs, expected 1 to {MAX_LOCAL_PES}")),
@@ -85,7 +85,7 @@ pub(crate) fn parse_pes(text: &str) -> Result<usize, String> {
 }
 
 /// Parses the file name of a plot. Only SVG is supported, so the extension, if any, must be `.svg`.
-pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
+pub fn parse_picture(text: &str) -> Result<PathBuf, String> {
     let path = PathBuf::from(text);
     match path.extension() {
         Some(extension) if extension != "svg" => Err("expected a file name that ends with .svg".to_owned()),
@@ -94,7 +94,7 @@ pub(crate) fn parse_picture(text: &str) -> Result<PathBuf, String> {
 }
 
 /// Parses a number of machines.
-pub(crate) fn parse_machines(text: &str) -> Result<usize, String> {
+pub fn parse_machines(text: &str) -> Result<usize, String> {
     match text.parse() {
         Ok(n) if (1..=65536).contains(&n) => Ok(n),
         _ => Err(format!("{text:?} is not a valid number of machines, expected 1 to 65536")),

@@ -2,10 +2,8 @@
 //!
 //! - `parse.rs`: parses the values of options
 //! - `output.rs`: writes lines of a result, messages and files
-//! - `logging.rs`: starts the log
 //! - `exit.rs`: exit codes
 
 pub mod exit;
-pub mod logging;
 pub mod output;
 pub mod parse;
