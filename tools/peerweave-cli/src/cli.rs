@@ -7,11 +7,11 @@ use std::ffi::OsString;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use peerweave_bench::console::exit;
 use crate::info::InfoArgs;
 use crate::p2p::P2pArgs;
 use crate::run::args::RunArgs;
 use crate::tune::TuneArgs;
+use peerweave_bench::console::exit;
 use peerweave_bench::workload::args::BenchArgs;
 
 /// Starts programs as PEs of a job, measures communication, and reports what this machine supports.

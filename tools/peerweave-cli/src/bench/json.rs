@@ -146,9 +146,9 @@ fn truth(value: bool) -> &'static str {
 mod tests {
     use super::*;
     use crate::bench::report::testing::*;
+    use clap::Parser;
     use peerweave_bench::workload::geometry::Placement;
     use peerweave_bench::workload::op::BenchOp;
-    use clap::Parser;
 
     #[derive(Parser)]
     struct Wrapper {

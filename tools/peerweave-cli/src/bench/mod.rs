@@ -25,12 +25,12 @@ use std::time::SystemTime;
 
 use indicatif::{ProgressBar, ProgressStyle};
 
-use peerweave_bench::console::exit;
-use peerweave_bench::console::output::{check_writable, print_line, tell, write_file};
-use peerweave_bench::cuda;
 use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
 use crate::launch::{self, Launch, Observer, OnFailure, Output, Source, Stdin, Target};
 use crate::machine::Machine;
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{check_writable, print_line, tell, write_file};
+use peerweave_bench::cuda;
 use peerweave_bench::workload::args::{BackendName, BenchArgs, Contender};
 use peerweave_bench::workload::config::Config;
 use peerweave_bench::workload::record::{Record, monotonic_ns};

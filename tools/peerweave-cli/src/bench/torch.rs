@@ -7,8 +7,8 @@ use std::time::Duration;
 use peerweave_types::{DType, ReduceOp};
 use serde_json::json;
 
-use peerweave_bench::console::exit;
 use crate::launch::{self, Ending, Launch, Observer, OnFailure, Output, Source, Stdin};
+use peerweave_bench::console::exit;
 use peerweave_bench::workload::config::Config;
 use peerweave_bench::workload::op::BenchOp;
 use peerweave_bench::workload::record::{Compared, Contenders, Record};

@@ -15,12 +15,12 @@ mod trial;
 use clap::Args;
 use serde::Serialize;
 
-use peerweave_bench::console::exit;
-use peerweave_bench::console::output::{print_line, tell};
 use crate::machine::{Machine, NumaNode};
 use environment::{Backend, Launcher, Variable};
 use libraries::{Library, Multicast};
 use peers::Peers;
+use peerweave_bench::console::exit;
+use peerweave_bench::console::output::{print_line, tell};
 use system::System;
 use trial::Trial;
 

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use clap::Args;
 
-use peerweave_bench::console::parse::{parse_duration, parse_machines, parse_pes};
 use crate::launch::OnFailure;
+use peerweave_bench::console::parse::{parse_duration, parse_machines, parse_pes};
 
 /// The arguments of `peerweave run`.
 #[derive(Args, Debug)]

@@ -9,11 +9,11 @@ mod tag;
 
 use peerweave_bootstrap::Endpoint;
 
+use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
+use crate::launch::{self, Launch, Stdin, program};
 use peerweave_bench::console::exit;
 use peerweave_bench::console::output::tell;
 use peerweave_bench::console::parse::default_pes;
-use crate::launch::rendezvous::{JobRendezvous, Place, refuse_inside_a_job};
-use crate::launch::{self, Launch, Stdin, program};
 
 use args::RunArgs;
 use tag::Tagger;
