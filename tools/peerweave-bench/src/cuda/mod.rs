@@ -27,7 +27,7 @@ use crate::workload::config::Config;
 use crate::workload::{args::Contender, op::BenchOp};
 
 /// An error that ends the measurement of a PE.
-pub type Failure = Box<dyn std::error::Error>;
+pub(crate) type Failure = Box<dyn std::error::Error>;
 
 /// Advice that error messages give on machines without an NVIDIA driver.
 #[cfg(feature = "cuda")]
@@ -94,13 +94,13 @@ pub fn check_methods(_: &Config) -> Result<(), String> {
 
 /// Measures NCCL on all PEs of this process.
 #[cfg(feature = "cuda")]
-pub fn nccl_pe(config: &Config) -> Result<(), Failure> {
+pub(crate) fn nccl_pe(config: &Config) -> Result<(), Failure> {
     nccl::run(config)
 }
 
 /// Measures NVSHMEM on the PE of this process.
 #[cfg(feature = "cuda")]
-pub fn nvshmem_pe(config: &Config) -> Result<(), Failure> {
+pub(crate) fn nvshmem_pe(config: &Config) -> Result<(), Failure> {
     nvshmem::run(config)
 }
 
@@ -112,13 +112,13 @@ pub fn device_count() -> Result<Option<usize>, String> {
 
 /// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
-pub fn nccl_pe(_: &Config) -> Result<(), Failure> {
+pub(crate) fn nccl_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
 /// Returns [`NOT_BUILT_IN`] as an error, because this command was built without support for GPUs.
 #[cfg(not(feature = "cuda"))]
-pub fn nvshmem_pe(_: &Config) -> Result<(), Failure> {
+pub(crate) fn nvshmem_pe(_: &Config) -> Result<(), Failure> {
     Err(NOT_BUILT_IN.into())
 }
 
